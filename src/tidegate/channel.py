@@ -1,0 +1,103 @@
+"""Messages between control and its gateways over a Unix socket: length-prefixed JSON, file descriptors beside them.
+
+Control listens on `run/control.sock`. A gateway connects, sends `Hello` with its listening socket, then a `DataReport`
+every second; control sends a `FleetSnapshot` whenever the fleet changes. Either side may vanish at any time; a gateway
+serves on with its last snapshot and connects again.
+
+A frame is a 4-byte big-endian length and that many bytes of JSON. Descriptors travel with the frame's first byte.
+"""
+
+import array
+import asyncio
+import contextlib
+import socket
+from typing import TypeVar
+
+import msgspec
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_DESCRIPTORS = 4
+
+Message = TypeVar("Message")
+
+
+class ChannelClosedError(ConnectionError):
+    """The other side is gone, or sent something that is no frame."""
+
+
+class Channel:
+    """One side of a connected Unix stream socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        self._socket = connected
+        self._buffer = bytearray()
+        self._descriptors: list[int] = []
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        """Send one message. Raises ChannelClosedError."""
+        body = msgspec.json.encode(message)
+        frame = len(body).to_bytes(4, "big") + body
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            try:
+                if descriptors:
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                    sent = self._socket.sendmsg([frame], ancillary)
+                    frame = frame[sent:]
+                if frame:
+                    await loop.sock_sendall(self._socket, frame)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+
+    async def receive(self, kind: type[Message]) -> tuple[Message, list[int]]:
+        """The next message and the descriptors that came with it, now the caller's. Raises ChannelClosedError."""
+        while len(self._buffer) < 4:
+            await self._fill()
+        length = int.from_bytes(self._buffer[:4], "big")
+        if length > MAX_FRAME_BYTES:
+            raise ChannelClosedError(f"a frame of {length} bytes")
+        while len(self._buffer) < 4 + length:
+            await self._fill()
+        body = bytes(self._buffer[4 : 4 + length])
+        del self._buffer[: 4 + length]
+        descriptors, self._descriptors = self._descriptors, []
+        try:
+            return msgspec.json.decode(body, type=kind), descriptors
+        except msgspec.DecodeError as error:
+            raise ChannelClosedError(f"not a {kind.__name__}: {error}") from error
+
+    async def _fill(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 65_536, MAX_DESCRIPTORS)
+            except BlockingIOError:
+                readable: asyncio.Future[None] = loop.create_future()
+                loop.add_reader(self._socket.fileno(), _wake, readable)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(self._socket.fileno())
+                continue
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            self._descriptors += descriptors
+            if not data:
+                raise ChannelClosedError("the other side closed")
+            self._buffer += data
+            return
+
+    def close(self) -> None:
+        """Close the socket, and whatever descriptors nobody took."""
+        for descriptor in self._descriptors:
+            with contextlib.suppress(OSError):
+                socket.close(descriptor)
+        self._descriptors.clear()
+        self._socket.close()
+
+
+def _wake(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)

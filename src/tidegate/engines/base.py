@@ -1,0 +1,90 @@
+"""The contract of an engine: a life cycle and a URL.
+
+`start` begins, `ready` returns once a real one-token answer came, `stop` ends it, and `url` and `dialect` are all the
+rest of the system ever uses of it. How a child process is made is handed in (`Spawn`), so that this package starts
+processes only through the fleet that owns them, and tests can watch it do so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.types import DialectName, ProcessId
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on this machine, checked and whole."""
+
+    name: str
+    """Serving name."""
+    path: Path
+    """The GGUF file, or the safetensors folder."""
+    quantisation: str
+    digest: str
+    """SHA-256 over weights, quantisation and template: the version."""
+    context_tokens: int | None = None
+    """Positions the model was trained on."""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is known of an engine once it is ready."""
+
+    slots: int | None
+    context_tokens: int | None
+    """Tokens of one request (prompt plus answer)."""
+    started_s: float
+    """Seconds from start to the first answer; 0 for one that was running already."""
+    embeddings: bool = False
+    served_name: str = ""
+    version: str = ""
+
+
+class Child(Protocol):
+    """A running child process. It outlives the process that started it, and can be found again by its `id`."""
+
+    id: ProcessId
+
+    def alive(self) -> bool: ...
+
+    async def wait(self) -> int | None:
+        """Wait for its end; its exit status (negative: the signal), or None where that cannot be known (adopted)."""
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s`; returns when it is gone and reaped."""
+
+
+class Spawn(Protocol):
+    """Starts a child in a session of its own, its output appended to `log`."""
+
+    async def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child: ...
+
+
+class Engine(Protocol):
+    """One engine. A replica is one of these, or a URL."""
+
+    dialect: DialectName
+
+    @property
+    def url(self) -> str:
+        """`http://HOST:PORT`; known once started."""
+
+    @property
+    def api_key(self) -> str:
+        """The key that must be sent with every request; empty for none."""
+
+    @property
+    def child(self) -> Child | None:
+        """The process, for engines that have one."""
+
+    async def start(self) -> None:
+        """Begin. Raises EngineStartError where that is known to be impossible (ModelError with the arithmetic)."""
+
+    async def ready(self) -> EngineFacts:
+        """Wait for a real one-token answer. Raises EngineStartError with the log's tail when the engine dies first."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End it; returns when nothing of it is left."""

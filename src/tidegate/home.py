@@ -1,0 +1,66 @@
+"""The data folder: one place for all state, closed to other users.
+
+    models/ engines/ profiles/ state.db index/ files/ traces/ logs/tidegate.log run/
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Home:
+    """Paths below the data folder. Nothing is made until `create`."""
+
+    path: Path
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def engines(self) -> Path:
+        return self.path / "engines"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def run(self) -> Path:
+        """Sockets, keys and process records of what runs now."""
+        return self.path / "run"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "state.db"
+
+    def create(self) -> None:
+        """Make the folder and its parts, mode 0700."""
+        for folder in (self.path, self.models, self.engines, self.logs, self.run):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+
+def find_home(setting: Path | None = None, environ: Mapping[str, str] = os.environ) -> Home:
+    """The data folder: `store.home`, else $TIDEGATE_HOME, else ~/.local/share/tidegate."""
+    if setting is None and environ.get("TIDEGATE_HOME"):
+        setting = Path(environ["TIDEGATE_HOME"])
+    if setting is None:
+        base = environ.get("XDG_DATA_HOME")
+        setting = (Path(base) if base else Path.home() / ".local" / "share") / "tidegate"
+    return Home(setting.expanduser().absolute())
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,170 @@
+"""What crosses a border between processes or packages: immutable, typed, and encodable by msgspec.
+
+Units are in the names (`_s`, `_bytes`, `_tokens`). Times that cross processes are CLOCK_REALTIME seconds.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class DialectName(StrEnum):
+    """How an engine is spoken to (see `tidegate.dialects`)."""
+
+    VLLM = "vllm"
+    LLAMACPP = "llamacpp"
+    OPENAI = "openai"
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life. Only `READY` is asked; `DRAINING` finishes what it has."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STUCK = "stuck"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Outcome(StrEnum):
+    """How a permit ends, exactly once."""
+
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process that cannot be confused with a later one of the same pid."""
+
+    pid: int
+    started: int
+    """Start time in clock ticks after boot (field 22 of /proc/PID/stat)."""
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Defaults put into a request that does not say otherwise; None leaves the engine's own default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    """A model as clients know it."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    defaults: Sampling = Sampling()
+    context_tokens: int | None = None
+    """Largest prompt plus answer, if known."""
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    """One replica as a gateway sees it."""
+
+    id: str
+    """`POOL-N`."""
+    pool: str
+    model: str
+    """Name of its `ModelView`."""
+    url: str
+    """`http://HOST:PORT`, no path."""
+    dialect: DialectName
+    state: ReplicaState
+    version: str = ""
+    """Digest of weights, quantisation and template; equal versions may continue each other's answers."""
+    served_name: str = ""
+    """The model name this engine wants in a request; empty leaves the client's."""
+    api_key: str = ""
+    """The engine's own key, sent as a bearer token."""
+    slots: int | None = None
+    """Sequences it runs at once, if known."""
+    context_tokens: int | None = None
+    """Tokens of one request, if known."""
+    embeddings: bool = False
+    """Whether it answers /v1/embeddings."""
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """A key as a gateway knows it: never the key itself."""
+
+    digest: str
+    """SHA-256 of the key, hex."""
+    name: str
+    tenant: str
+    service: bool = False
+    """Service keys may act for other tenants and users."""
+    expires_at_s: float | None = None
+
+
+class GatewayOptions(msgspec.Struct, frozen=True):
+    """The part of the settings that the data path needs; one field for each key of `[gateway]` it uses."""
+
+    max_head_bytes: int = 32 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 16 * 1024 * 1024
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 75.0
+    connect_timeout_s: float = 5.0
+    write_timeout_s: float = 60.0
+    """Longest time a client may read nothing while bytes wait for it."""
+    max_connections: int = 20_000
+    cors_origins: tuple[str, ...] = ()
+    metrics_allow: tuple[str, ...] = ()
+    """Networks, besides loopback, that may read /metrics."""
+    extra_paths: tuple[str, ...] = ()
+    """Engine paths allowed beyond the dialect's list."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names, besides loopback and the listen address, that an anonymous listener answers to."""
+    drain_timeout_s: float = 30.0
+
+
+class FleetSnapshot(msgspec.Struct, frozen=True):
+    """Everything control tells a gateway, whole and numbered; a gateway swaps one for the next in a single step."""
+
+    number: int
+    models: tuple[ModelView, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
+    keys: tuple[KeyView, ...] = ()
+    keys_required: bool = False
+    """False: requests are anonymous and whatever key they carry is ignored."""
+    options: GatewayOptions = GatewayOptions()
+    draining: bool = False
+
+
+class ReplicaReport(msgspec.Struct, frozen=True):
+    """What a gateway knows of one replica."""
+
+    id: str
+    in_flight: int
+    requests: int
+    failures: int
+    reachable: bool
+
+
+class DataReport(msgspec.Struct, frozen=True):
+    """What a gateway tells control every second. Counters count from the gateway's start."""
+
+    process: ProcessId
+    snapshot: int
+    """Number of the snapshot it works with."""
+    connections: int
+    in_flight: int
+    requests: dict[str, int]
+    """By outcome."""
+    replicas: tuple[ReplicaReport, ...]
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A gateway's first message to control; the listening socket travels with it as ancillary data."""
+
+    process: ProcessId
+    listen: str
+    """`HOST:PORT` that the socket is bound to."""
+    code_version: str
