@@ -1,12 +1,13 @@
 """The command line: one file a command, and the only place where the parts are put together.
 
-Commands are imported when they are asked for, so that `tidegate status` never pays for the chat page.
+Each module of COMMANDS has a `typer.Typer` named `app`. Only the command asked for is imported, so that
+`tidegate status` never pays for the engines.
 """
 
+import difflib
 import importlib
 import sys
 
-import click
 import typer.main
 
 from tidegate import __version__
@@ -24,34 +25,32 @@ COMMANDS = {
     "fake-engine": "an engine without a model, with faults on demand",
 }
 
-
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"tidegate.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = typer.main.get_command(module.app)
-        command.name = cmd_name
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+USAGE = (
+    "Usage: tidegate COMMAND [OPTIONS]\n\n"
+    "Takes a small language model into production on the machines a team already has.\n\nCommands:\n"
+    + "".join(f"  {name:<14}{what}\n" for name, what in COMMANDS.items())
+    + "\n`tidegate COMMAND --help` tells the options of one."
+)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tidegate")
-def cli() -> None:
-    """Tidegate takes a small language model into production on the machines a team already has."""
-
-
-def main() -> None:
-    """Run a command. An operator's error is one message and exit code 2, never a traceback."""
+def main(argv: list[str] | None = None) -> None:
+    """Run a command and exit. An operator's error is one message and exit code 2, never a traceback."""
+    arguments = sys.argv[1:] if argv is None else argv
+    name = arguments[0] if arguments else "--help"
+    if name in {"-h", "--help", "help"}:
+        print(USAGE)
+        sys.exit(0)
+    if name in {"-V", "--version"}:
+        print(f"tidegate {__version__}")
+        sys.exit(0)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        print(f"tidegate: there is no command {name!r}", file=sys.stderr)
+        print(f"  did you mean {near[0]!r}?" if near else "  `tidegate --help` lists them", file=sys.stderr)
+        sys.exit(2)
+    command = typer.main.get_command(importlib.import_module(f"tidegate.cli.{name.replace('-', '_')}").app)
     try:
-        cli(standalone_mode=True)
+        command(arguments[1:], prog_name=f"tidegate {name}")
     except OperatorError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         if error.hint:
