@@ -1,0 +1,9 @@
+"""HTTP/1.1 on asyncio.Protocol: a server, a client pool, flow control. Knows nothing of language models.
+
+Everything here is synchronous callbacks: a request on the data path starts no task and awaits nothing.
+"""
+
+from tidegate.http.client import Connection, Endpoint, Reply, ResponseHead
+from tidegate.http.server import Exchange, HttpServer, Limits, Request
+
+__all__ = ["Connection", "Endpoint", "Exchange", "HttpServer", "Limits", "Reply", "Request", "ResponseHead"]

@@ -1,0 +1,467 @@
+"""The server side: connections, and the exchange of one request and its answer.
+
+A connection parses one request at a time with llhttp in its strict mode (httptools). When a request is whole, the
+handler is called with an `Exchange`; it answers now or later, from callbacks. Requests that arrive pipelined wait
+their turn. Limits on sizes and times end a connection with the fitting status and are swept once a second, so that
+no request pays for a timer of its own.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+import httptools
+import msgspec
+
+HeaderList = Iterable[tuple[bytes, bytes]]
+
+STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+BODILESS: Final = frozenset((204, 304))
+
+SWEEP_S: Final = 1.0
+HELD_BYTES: Final = 64 * 1024
+"""Pipelined bytes kept while an answer is being written; past it the socket is not read."""
+IDLE_DRAIN_S: Final = 1.0
+"""How long a kept-alive connection may still bring a request once the server drains."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a client may take before it is cut off. Times in seconds."""
+
+    max_head_bytes: int = 32 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 16 * 1024 * 1024
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 60.0
+    max_connections: int = 20_000
+
+
+class Request:
+    """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
+
+    __slots__ = ("body", "headers", "http10", "method", "path", "query", "target")
+
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, *, http10: bool) -> None:
+        self.method = method
+        self.target = target
+        """As it was sent."""
+        self.headers = headers
+        self.body = body
+        self.http10 = http10
+        path, _, self.query = target.partition(b"?")
+        self.path = path.decode("latin-1")
+        """Undecoded: `%` and dot segments are the router's to judge."""
+
+
+class Exchange:
+    """One request and its answer. Every method may be called after the client has gone; it then does nothing.
+
+    `on_disconnect` is called once if the client goes before the answer is finished; `on_pause` and `on_resume` when
+    the client reads slower than the answer is written.
+    """
+
+    __slots__ = ("_connection", "bytes_written", "chunked", "finished", "on_disconnect", "on_pause", "on_resume", "request", "started")
+
+    def __init__(self, connection: "ServerConnection", request: Request) -> None:
+        self._connection = connection
+        self.request = request
+        self.started = self.finished = self.chunked = False
+        self.bytes_written = 0
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The client's socket, for those who must break the rules on purpose."""
+        return self._connection.transport
+
+    @property
+    def peer(self) -> str:
+        """The client's address; empty on a Unix socket."""
+        name = self._connection.transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is behind with reading."""
+        return self._connection.paused_since is not None
+
+    def respond(self, status: int, headers: HeaderList = (), body: bytes = b"") -> None:
+        """The whole answer at once."""
+        if self.finished or self.started:
+            return
+        connection = self._connection
+        head = [STATUS_LINES[status], connection.server.date_line]
+        head += [b"%s: %s\r\n" % pair for pair in headers]
+        if status not in BODILESS:
+            head.append(b"content-length: %d\r\n" % len(body))
+        if self.request.method == b"HEAD" or status in BODILESS:
+            body = b""
+        self.started = True
+        self.bytes_written = len(body)
+        connection.answer(head, body)
+        self.finish()
+
+    def start(self, status: int, headers: HeaderList = ()) -> None:
+        """Begin an answer of unknown length; `write` follows, then `finish`."""
+        if self.finished or self.started:
+            return
+        self.started = True
+        connection = self._connection
+        head = [STATUS_LINES[status], connection.server.date_line]
+        head += [b"%s: %s\r\n" % pair for pair in headers]
+        if self.request.http10:
+            connection.keep_alive = False
+        else:
+            self.chunked = True
+            head.append(b"transfer-encoding: chunked\r\n")
+        connection.answer(head, b"")
+
+    def write(self, payload: bytes) -> None:
+        """One piece of the body, sent as one chunk in one write."""
+        if self.finished or not payload:
+            return
+        self.bytes_written += len(payload)
+        if self.request.method != b"HEAD":
+            data = b"%x\r\n%b\r\n" % (len(payload), payload) if self.chunked else payload
+            self._connection.transport.write(data)
+
+    def write_chunk(self, framed: bytes, payload_bytes: int) -> None:
+        """A chunk with its framing, exactly as it goes on the wire. Only where `chunked` is true."""
+        self.bytes_written += payload_bytes
+        self._connection.transport.write(framed)
+
+    def finish(self) -> None:
+        """The end of the answer; the connection goes on to its next request, or closes."""
+        if self.finished:
+            return
+        self.finished = True
+        if self.chunked and self.request.method != b"HEAD":
+            self._connection.transport.write(b"0\r\n\r\n")
+        self._connection.next_request()
+
+    def abort(self) -> None:
+        """Cut the connection so that the client knows that the answer is not whole (RST, no last chunk)."""
+        if not self.finished:
+            self.finished = True
+            self._connection.exchange = None
+            self._connection.transport.abort()
+
+
+Handler = Callable[[Exchange], None]
+Refusal = Callable[[int, str], tuple[HeaderList, bytes]]
+"""Headers and body of an answer to what could not be parsed, from its status and the reason."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client connection. Implements httptools' callbacks."""
+
+    __slots__ = (
+        "body", "body_bytes", "closing", "deadline", "exchange", "fault", "head_bytes", "head_done", "headers", "held",
+        "keep_alive", "lost", "parser", "paused_since", "pending", "server", "target", "transport",
+    )  # fmt: skip
+
+    def __init__(self, server: "HttpServer") -> None:
+        self.server = server
+        self.exchange: Exchange | None = None
+        self.pending: list[Request] = []
+        self.held: list[bytes] = []
+        self.keep_alive = True
+        self.closing = self.lost = False
+        self.paused_since: float | None = None
+        self.fault: tuple[int, str] | None = None
+        self._begin_message()
+
+    def _begin_message(self) -> None:
+        self.target = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body: list[bytes] = []
+        self.body_bytes = self.head_bytes = 0
+        self.head_done = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP and TLS transports are Transports
+        self.parser = httptools.HttpRequestParser(self)
+        server = self.server
+        self.deadline: float | None = server.now() + server.limits.head_timeout_s
+        server.connections.add(self)
+        if len(server.connections) > server.limits.max_connections:
+            self.refuse(503, "too many connections; the limit is gateway.max_connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.lost = True
+        self.server.connections.discard(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and not exchange.finished:
+            exchange.finished = True
+            if exchange.on_disconnect is not None:
+                exchange.on_disconnect()
+
+    def data_received(self, data: bytes) -> None:
+        if self.closing:
+            return
+        if self.exchange is not None:
+            self.held.append(data)
+            if sum(map(len, self.held)) > HELD_BYTES:
+                self.transport.pause_reading()
+            return
+        self._feed(data)
+
+    def pause_writing(self) -> None:
+        self.paused_since = self.server.now()
+        if self.exchange is not None and self.exchange.on_pause is not None:
+            self.exchange.on_pause()
+
+    def resume_writing(self) -> None:
+        self.paused_since = None
+        if self.exchange is not None and self.exchange.on_resume is not None:
+            self.exchange.on_resume()
+
+    # parsing
+
+    def _feed(self, data: bytes) -> None:
+        if not self.head_done:
+            if not self.head_bytes:
+                self.deadline = self.server.now() + self.server.limits.head_timeout_s
+            self.head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # the request is answered as if it had not asked to upgrade; what follows it is not ours to guess
+        except httptools.HttpParserCallbackError:
+            self.refuse(*(self.fault or (400, "the request could not be parsed")))
+            return
+        except httptools.HttpParserError as error:
+            self.refuse(400, f"the request is not valid HTTP/1.1: {error}")
+            return
+        if not self.head_done and self.head_bytes > self.server.limits.max_head_bytes and self.exchange is None:
+            self.refuse(431, f"the request's head is longer than {self.server.limits.max_head_bytes} bytes")
+
+    def _refuse_in_callback(self, status: int, reason: str) -> None:
+        self.fault = (status, reason)
+        raise ValueError(reason)  # httptools turns it into HttpParserCallbackError, which ends the parsing
+
+    def on_message_begin(self) -> None:
+        self._begin_message()
+        self.head_bytes = 1  # counted roughly until the head is whole; `_feed` adds what it is given
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head_done:
+            return  # a trailer decides nothing
+        headers = self.headers
+        name = name.lower()
+        if name in headers:
+            if name in SINGLE_FIELDS:
+                self._refuse_in_callback(400, f"the header {name.decode()} came twice")
+            value = headers[name] + b", " + value
+        headers[name] = value
+        if len(headers) > self.server.limits.max_headers:
+            self._refuse_in_callback(431, f"more than {self.server.limits.max_headers} headers")
+
+    def on_headers_complete(self) -> None:
+        self.head_done = True
+        limits, headers = self.server.limits, self.headers
+        version = self.parser.get_http_version()
+        if version not in {"1.1", "1.0"}:
+            self._refuse_in_callback(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        if version == "1.1" and b"host" not in headers:
+            self._refuse_in_callback(400, "the header host is missing")
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._refuse_in_callback(501, "the only transfer-encoding understood is chunked")
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limits.max_body_bytes:
+            self._refuse_in_callback(413, f"the body is {int(length)} bytes; at most {limits.max_body_bytes} are taken")
+        self.deadline = self.server.now() + limits.body_timeout_s
+        if b"expect" in headers:
+            if headers[b"expect"].lower() != b"100-continue":
+                self._refuse_in_callback(417, "the only expectation understood is 100-continue")
+            if version == "1.1" and self.exchange is None:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        if self.body_bytes > self.server.limits.max_body_bytes:
+            self._refuse_in_callback(413, f"the body is longer than the {self.server.limits.max_body_bytes} bytes taken")
+        self.body.append(body)
+
+    def on_message_complete(self) -> None:
+        parts = self.body
+        request = Request(
+            self.parser.get_method(),
+            self.target,
+            self.headers,
+            parts[0] if len(parts) == 1 else b"".join(parts),
+            http10=self.parser.get_http_version() == "1.0",
+        )
+        keep_alive = self.parser.should_keep_alive()
+        self._begin_message()
+        if self.exchange is not None or self.pending:
+            self.pending.append(request)
+            self.keep_alive = keep_alive
+            return
+        self.keep_alive = keep_alive
+        self._handle(request)
+
+    # answering
+
+    def _handle(self, request: Request) -> None:
+        self.deadline = None
+        exchange = self.exchange = Exchange(self, request)
+        self.server.handler(exchange)
+
+    def answer(self, head: list[bytes], body: bytes) -> None:
+        """Write an answer's head with the connection header that is true, and its body, in one write."""
+        if self.server.draining:
+            self.keep_alive = False
+        request = self.exchange.request if self.exchange is not None else None
+        if not self.keep_alive and not self.pending:
+            head.append(b"connection: close\r\n")
+        elif request is not None and request.http10:
+            head.append(b"connection: keep-alive\r\n")
+        head.append(b"\r\n")
+        head.append(body)
+        self.transport.write(b"".join(head))
+
+    def next_request(self) -> None:
+        """The answer is finished: go on with what was pipelined, wait for more, or close."""
+        self.exchange = None
+        if self.lost:
+            return
+        if self.pending:
+            self._handle(self.pending.pop(0))
+            return
+        if not self.keep_alive or self.server.draining:
+            self.closing = True
+            self.transport.close()
+            return
+        self.deadline = self.server.now() + self.server.limits.idle_timeout_s
+        if self.held:
+            held, self.held = b"".join(self.held), []
+            self.transport.resume_reading()
+            self._feed(held)
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Answer what cannot be handled, and close: nothing after it can be trusted to be a request."""
+        if self.closing or self.lost:
+            return
+        self.closing = True
+        self.pending.clear()
+        if self.exchange is not None:
+            return  # a whole request before this one is being answered; its end closes the connection
+        headers, body = self.server.refusal(status, reason)
+        self.keep_alive = False
+        head = [STATUS_LINES[status], self.server.date_line, *(b"%s: %s\r\n" % pair for pair in headers)]
+        head.append(b"content-length: %d\r\n" % len(body))
+        self.answer(head, body)
+        self.transport.close()
+
+    def sweep(self, now: float) -> None:
+        """Once a second: end what has taken too long."""
+        limits = self.server.limits
+        if self.paused_since is not None and now - self.paused_since > limits.write_timeout_s:
+            self.transport.abort()
+        elif self.deadline is not None and now > self.deadline:
+            self.deadline = None
+            if self.head_done:
+                self.refuse(408, f"the body took longer than {limits.body_timeout_s:g} s")
+            elif self.head_bytes > 1:
+                self.refuse(408, f"the head took longer than {limits.head_timeout_s:g} s")
+            else:
+                self.transport.close()
+
+
+SINGLE_FIELDS: Final = frozenset((b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding", b"expect"))
+
+
+def plain_refusal(status: int, reason: str) -> tuple[HeaderList, bytes]:
+    """The answer to unparsable requests where nothing better is handed in."""
+    return [(b"content-type", b"text/plain; charset=utf-8")], f"{status} {reason}\n".encode()
+
+
+class HttpServer:
+    """Serves one listening socket. `handler` is called with every whole request."""
+
+    def __init__(self, handler: Handler, limits: Limits | None = None, refusal: Refusal = plain_refusal) -> None:
+        self.handler = handler
+        self.limits = limits or Limits()
+        self.refusal = refusal
+        self.connections: set[ServerConnection] = set()
+        self.draining = False
+        self.date_line = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._loop.time() if self._loop else 0.0
+
+    async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept on a socket that is bound and may already be listening. It stays the caller's to close."""
+        self._loop = asyncio.get_running_loop()
+        self._sweep()
+        self._server = await self._loop.create_server(
+            lambda: ServerConnection(self), sock=listening.dup(), backlog=4096, ssl=tls
+        )
+
+    def _sweep(self) -> None:
+        assert self._loop is not None
+        self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
+        now = self._loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    @property
+    def busy(self) -> int:
+        """Exchanges whose answer is not finished."""
+        return sum(connection.exchange is not None for connection in self.connections)
+
+    def stop_accepting(self) -> None:
+        """Leave new connections in the socket's backlog, for whoever holds the socket next."""
+        if self._server is not None:
+            self._server.close()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop accepting, let answers finish (each with `Connection: close`), close what is idle; true if all did.
+
+        A kept-alive connection may already have a request on its way: it is answered if it comes within a second.
+        """
+        self.draining = True
+        self.stop_accepting()
+        started = self.now()
+        while self.connections:
+            waited = self.now() - started
+            if waited >= timeout_s:
+                break
+            if waited >= min(IDLE_DRAIN_S, timeout_s):
+                for connection in [c for c in self.connections if c.exchange is None]:
+                    connection.transport.close()
+            await asyncio.sleep(0.02)
+        whole = not self.busy
+        await self.close()
+        return whole
+
+    async def close(self) -> None:
+        """End at once."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._server is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._server.wait_closed(), 1)
