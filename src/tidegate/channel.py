@@ -10,13 +10,18 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. Descriptors t
 import array
 import asyncio
 import contextlib
+import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_DESCRIPTORS = 4
+MAX_SOCKET_PATH_BYTES = 107
+"""What fits into `sockaddr_un.sun_path` (unix(7))."""
 
 Message = TypeVar("Message")
 
@@ -29,7 +34,7 @@ class Channel:
     """One side of a connected Unix stream socket."""
 
     def __init__(self, connected: socket.socket) -> None:
-        connected.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        connected.setblocking(False)
         self._socket = connected
         self._buffer = bytearray()
         self._descriptors: list[int] = []
@@ -96,6 +101,49 @@ class Channel:
                 socket.close(descriptor)
         self._descriptors.clear()
         self._socket.close()
+
+
+def listen(path: Path, backlog: int = 64) -> socket.socket:
+    """A listening Unix socket at `path`, for its owner alone; a socket left there by a dead process is replaced."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        os.fchmod(listening.fileno(), 0o600)
+        with _short(path) as address:
+            listening.bind(address)
+        path.chmod(0o600)
+        listening.listen(backlog)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def connect(path: Path) -> Channel:
+    """The channel to whoever listens at `path`. Raises ChannelClosedError if nobody does."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        with _short(path) as address:
+            connected.connect(address)
+    except OSError as error:
+        connected.close()
+        raise ChannelClosedError(f"{path}: {error.strerror}") from error
+    return Channel(connected)
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of `path` that fits into a socket address, however deep the data folder lies."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _wake(readable: asyncio.Future[None]) -> None:
