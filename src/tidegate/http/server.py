@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
@@ -46,15 +47,16 @@ class Limits(msgspec.Struct, frozen=True):
 class Request:
     """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
 
-    __slots__ = ("body", "headers", "http10", "method", "path", "query", "target")
+    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
 
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, *, http10: bool) -> None:
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
         self.method = method
         self.target = target
         """As it was sent."""
         self.headers = headers
         self.body = body
-        self.http10 = http10
+        self.http10 = False
+        self.keep_alive = True
         path, _, self.query = target.partition(b"?")
         self.path = path.decode("latin-1")
         """Undecoded: `%` and dot segments are the router's to judge."""
@@ -67,7 +69,17 @@ class Exchange:
     the client reads slower than the answer is written.
     """
 
-    __slots__ = ("_connection", "bytes_written", "chunked", "finished", "on_disconnect", "on_pause", "on_resume", "request", "started")
+    __slots__ = (
+        "_connection",
+        "bytes_written",
+        "chunked",
+        "finished",
+        "on_disconnect",
+        "on_pause",
+        "on_resume",
+        "request",
+        "started",
+    )
 
     def __init__(self, connection: "ServerConnection", request: Request) -> None:
         self._connection = connection
@@ -107,7 +119,7 @@ class Exchange:
             body = b""
         self.started = True
         self.bytes_written = len(body)
-        connection.answer(head, body)
+        connection.answer(self.request, head, body)
         self.finish()
 
     def start(self, status: int, headers: HeaderList = ()) -> None:
@@ -119,11 +131,11 @@ class Exchange:
         head = [STATUS_LINES[status], connection.server.date_line]
         head += [b"%s: %s\r\n" % pair for pair in headers]
         if self.request.http10:
-            connection.keep_alive = False
+            self.request.keep_alive = False
         else:
             self.chunked = True
             head.append(b"transfer-encoding: chunked\r\n")
-        connection.answer(head, b"")
+        connection.answer(self.request, head, b"")
 
     def write(self, payload: bytes) -> None:
         """One piece of the body, sent as one chunk in one write."""
@@ -146,7 +158,7 @@ class Exchange:
         self.finished = True
         if self.chunked and self.request.method != b"HEAD":
             self._connection.transport.write(b"0\r\n\r\n")
-        self._connection.next_request()
+        self._connection.exchange_finished(self)
 
     def abort(self) -> None:
         """Cut the connection so that the client knows that the answer is not whole (RST, no last chunk)."""
@@ -165,17 +177,16 @@ class ServerConnection(asyncio.Protocol):
     """One client connection. Implements httptools' callbacks."""
 
     __slots__ = (
-        "body", "body_bytes", "closing", "deadline", "exchange", "fault", "head_bytes", "head_done", "headers", "held",
-        "keep_alive", "lost", "parser", "paused_since", "pending", "server", "target", "transport",
+        "body", "body_bytes", "closing", "deadline", "dispatching", "exchange", "fault", "head_bytes", "head_done",
+        "headers", "held", "lost", "parser", "paused_since", "pending", "server", "target", "transport",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
         self.server = server
         self.exchange: Exchange | None = None
-        self.pending: list[Request] = []
+        self.pending: deque[Request] = deque()
         self.held: list[bytes] = []
-        self.keep_alive = True
-        self.closing = self.lost = False
+        self.closing = self.lost = self.dispatching = False
         self.paused_since: float | None = None
         self.fault: tuple[int, str] | None = None
         self._begin_message()
@@ -196,7 +207,7 @@ class ServerConnection(asyncio.Protocol):
         self.deadline: float | None = server.now() + server.limits.head_timeout_s
         server.connections.add(self)
         if len(server.connections) > server.limits.max_connections:
-            self.refuse(503, "too many connections; the limit is gateway.max_connections")
+            self.refuse(503, f"more than {server.limits.max_connections} connections are open")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.lost = True
@@ -210,12 +221,13 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        if self.exchange is not None:
-            self.held.append(data)
-            if sum(map(len, self.held)) > HELD_BYTES:
-                self.transport.pause_reading()
+        if self.exchange is None and not self.dispatching:
+            self._parse(data)
+            self._dispatch()
             return
-        self._feed(data)
+        self.held.append(data)
+        if sum(map(len, self.held)) > HELD_BYTES:
+            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         self.paused_since = self.server.now()
@@ -229,31 +241,28 @@ class ServerConnection(asyncio.Protocol):
 
     # parsing
 
-    def _feed(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
+        limits = self.server.limits
         if not self.head_done:
             if not self.head_bytes:
-                self.deadline = self.server.now() + self.server.limits.head_timeout_s
+                self.deadline = self.server.now() + limits.head_timeout_s
             self.head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # the request is answered as if it had not asked to upgrade; what follows it is not ours to guess
+            pass  # the request is answered as if it had not asked to upgrade, and the connection closed after it
         except httptools.HttpParserCallbackError:
             self.refuse(*(self.fault or (400, "the request could not be parsed")))
             return
         except httptools.HttpParserError as error:
             self.refuse(400, f"the request is not valid HTTP/1.1: {error}")
             return
-        if not self.head_done and self.head_bytes > self.server.limits.max_head_bytes and self.exchange is None:
-            self.refuse(431, f"the request's head is longer than {self.server.limits.max_head_bytes} bytes")
+        if not self.head_done and self.head_bytes > limits.max_head_bytes and not self.pending:
+            self.refuse(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
 
-    def _refuse_in_callback(self, status: int, reason: str) -> None:
+    def _stop_parsing(self, status: int, reason: str) -> None:
         self.fault = (status, reason)
-        raise ValueError(reason)  # httptools turns it into HttpParserCallbackError, which ends the parsing
-
-    def on_message_begin(self) -> None:
-        self._begin_message()
-        self.head_bytes = 1  # counted roughly until the head is whole; `_feed` adds what it is given
+        raise ValueError(reason)  # httptools turns it into HttpParserCallbackError
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -265,107 +274,114 @@ class ServerConnection(asyncio.Protocol):
         name = name.lower()
         if name in headers:
             if name in SINGLE_FIELDS:
-                self._refuse_in_callback(400, f"the header {name.decode()} came twice")
+                self._stop_parsing(400, f"the header {name.decode('latin-1')} came twice")
             value = headers[name] + b", " + value
         headers[name] = value
         if len(headers) > self.server.limits.max_headers:
-            self._refuse_in_callback(431, f"more than {self.server.limits.max_headers} headers")
+            self._stop_parsing(431, f"there are more than {self.server.limits.max_headers} headers")
 
     def on_headers_complete(self) -> None:
         self.head_done = True
         limits, headers = self.server.limits, self.headers
         version = self.parser.get_http_version()
-        if version not in {"1.1", "1.0"}:
-            self._refuse_in_callback(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        if version == "1.1" and b"host" not in headers:
-            self._refuse_in_callback(400, "the header host is missing")
+        if version != "1.1":
+            if version != "1.0":
+                self._stop_parsing(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        elif b"host" not in headers:
+            self._stop_parsing(400, "the header host is missing")
+        if self.head_bytes > limits.max_head_bytes and self._head_size() > limits.max_head_bytes:
+            self._stop_parsing(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
         if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._refuse_in_callback(501, "the only transfer-encoding understood is chunked")
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limits.max_body_bytes:
-            self._refuse_in_callback(413, f"the body is {int(length)} bytes; at most {limits.max_body_bytes} are taken")
+            self._stop_parsing(501, "the only transfer-encoding understood is chunked")
+        length = int(headers.get(b"content-length", 0))
+        if length > limits.max_body_bytes:
+            self._stop_parsing(413, f"the body has {length} bytes; at most {limits.max_body_bytes} are taken")
         self.deadline = self.server.now() + limits.body_timeout_s
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
-                self._refuse_in_callback(417, "the only expectation understood is 100-continue")
-            if version == "1.1" and self.exchange is None:
+                self._stop_parsing(417, "the only expectation understood is 100-continue")
+            if version == "1.1" and not self.pending and self.exchange is None:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _head_size(self) -> int:
+        return len(self.target) + sum(len(name) + len(value) + 4 for name, value in self.headers.items())
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
         if self.body_bytes > self.server.limits.max_body_bytes:
-            self._refuse_in_callback(413, f"the body is longer than the {self.server.limits.max_body_bytes} bytes taken")
+            self._stop_parsing(413, f"the body is longer than the {self.server.limits.max_body_bytes} bytes taken")
         self.body.append(body)
 
     def on_message_complete(self) -> None:
-        parts = self.body
+        parts, parser = self.body, self.parser
         request = Request(
-            self.parser.get_method(),
-            self.target,
-            self.headers,
-            parts[0] if len(parts) == 1 else b"".join(parts),
-            http10=self.parser.get_http_version() == "1.0",
+            parser.get_method(), self.target, self.headers, parts[0] if len(parts) == 1 else b"".join(parts)
         )
-        keep_alive = self.parser.should_keep_alive()
+        request.http10 = parser.get_http_version() == "1.0"
+        request.keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
+        self.pending.append(request)
         self._begin_message()
-        if self.exchange is not None or self.pending:
-            self.pending.append(request)
-            self.keep_alive = keep_alive
-            return
-        self.keep_alive = keep_alive
-        self._handle(request)
 
     # answering
 
-    def _handle(self, request: Request) -> None:
-        self.deadline = None
-        exchange = self.exchange = Exchange(self, request)
-        self.server.handler(exchange)
+    def _dispatch(self) -> None:
+        """Hand over what has been parsed, one request after the other; a loop, since most answers come at once."""
+        self.dispatching = True
+        try:
+            while self.exchange is None and not self.lost:
+                if self.pending:
+                    self.deadline = None
+                    self.exchange = Exchange(self, self.pending.popleft())
+                    self.server.handler(self.exchange)
+                elif self.held and not self.closing:
+                    data, self.held = b"".join(self.held), []
+                    self.transport.resume_reading()
+                    self._parse(data)
+                else:
+                    break
+        finally:
+            self.dispatching = False
 
-    def answer(self, head: list[bytes], body: bytes) -> None:
-        """Write an answer's head with the connection header that is true, and its body, in one write."""
-        if self.server.draining:
-            self.keep_alive = False
-        request = self.exchange.request if self.exchange is not None else None
-        if not self.keep_alive and not self.pending:
+    def answer(self, request: Request, head: list[bytes], body: bytes) -> None:
+        """Write an answer's head, with the connection header that is true, and its body, in one write."""
+        if self.server.draining or self.closing:
+            request.keep_alive = False
+        if not request.keep_alive:
             head.append(b"connection: close\r\n")
-        elif request is not None and request.http10:
+        elif request.http10:
             head.append(b"connection: keep-alive\r\n")
         head.append(b"\r\n")
         head.append(body)
         self.transport.write(b"".join(head))
 
-    def next_request(self) -> None:
-        """The answer is finished: go on with what was pipelined, wait for more, or close."""
+    def exchange_finished(self, exchange: Exchange) -> None:
+        """The answer is whole: go on with what was pipelined, wait for more, or close."""
         self.exchange = None
         if self.lost:
             return
-        if self.pending:
-            self._handle(self.pending.pop(0))
-            return
-        if not self.keep_alive or self.server.draining:
+        if not exchange.request.keep_alive or self.closing:
             self.closing = True
+            self.pending.clear()
             self.transport.close()
             return
         self.deadline = self.server.now() + self.server.limits.idle_timeout_s
-        if self.held:
-            held, self.held = b"".join(self.held), []
-            self.transport.resume_reading()
-            self._feed(held)
+        if not self.dispatching and (self.pending or self.held):
+            self._dispatch()
 
     def refuse(self, status: int, reason: str) -> None:
-        """Answer what cannot be handled, and close: nothing after it can be trusted to be a request."""
+        """Answer what cannot be handled, and close: nothing after it can be trusted to be a request.
+
+        Whole requests before it are answered first; then the connection closes without this answer.
+        """
         if self.closing or self.lost:
             return
         self.closing = True
-        self.pending.clear()
-        if self.exchange is not None:
-            return  # a whole request before this one is being answered; its end closes the connection
+        if self.exchange is not None or self.pending:
+            return
         headers, body = self.server.refusal(status, reason)
-        self.keep_alive = False
         head = [STATUS_LINES[status], self.server.date_line, *(b"%s: %s\r\n" % pair for pair in headers)]
         head.append(b"content-length: %d\r\n" % len(body))
-        self.answer(head, body)
+        self.answer(Request(b"", b"", {}, b""), head, body)
         self.transport.close()
 
     def sweep(self, now: float) -> None:
@@ -377,13 +393,15 @@ class ServerConnection(asyncio.Protocol):
             self.deadline = None
             if self.head_done:
                 self.refuse(408, f"the body took longer than {limits.body_timeout_s:g} s")
-            elif self.head_bytes > 1:
+            elif self.head_bytes:
                 self.refuse(408, f"the head took longer than {limits.head_timeout_s:g} s")
             else:
                 self.transport.close()
 
 
-SINGLE_FIELDS: Final = frozenset((b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding", b"expect"))
+SINGLE_FIELDS: Final = frozenset(
+    (b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding", b"expect")
+)
 
 
 def plain_refusal(status: int, reason: str) -> tuple[HeaderList, bytes]:
@@ -412,18 +430,17 @@ class HttpServer:
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept on a socket that is bound and may already be listening. It stays the caller's to close."""
         self._loop = asyncio.get_running_loop()
-        self._sweep()
+        self._sweep(self._loop)
         self._server = await self._loop.create_server(
             lambda: ServerConnection(self), sock=listening.dup(), backlog=4096, ssl=tls
         )
 
-    def _sweep(self) -> None:
-        assert self._loop is not None
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
-        now = self._loop.time()
+        now = loop.time()
         for connection in list(self.connections):
             connection.sweep(now)
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep, loop)
 
     @property
     def busy(self) -> int:

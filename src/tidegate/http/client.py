@@ -1,0 +1,286 @@
+"""The client side: a pool of connections to one endpoint, and the answer that comes on each.
+
+`Endpoint.take` decides at once: an idle connection, or None. Only where there is none is a new one awaited.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from typing import Final, Protocol
+
+from tidegate.errors import ConnectError, EngineError, UpstreamClosedError
+from tidegate.http.framing import Body, ChunkedBody, LengthBody, UntilCloseBody
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+IDLE_S: Final = 4.0
+"""An idle connection older than this is not used: vLLM closes its own after 5 s, and a close can cross a request."""
+
+_CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
+"""Size lines of ordinary events, so that telling their size is one look-up."""
+
+
+class ResponseHead:
+    """Status and headers of an answer; names in lower case, the last of equal fields wins."""
+
+    __slots__ = ("headers", "http10", "keep_alive", "status")
+
+    def __init__(self, status: int, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
+        self.status, self.headers, self.keep_alive = status, headers, keep_alive
+
+
+class Reply(Protocol):
+    """Who gets an answer. `on_end` or `on_error` comes last, exactly once, unless the connection was aborted."""
+
+    def on_head(self, head: ResponseHead) -> None:
+        """Status and headers are whole."""
+
+    def on_body(self, payload: bytes) -> None:
+        """Some of the body, unframed."""
+
+    def on_chunk(self, framed: bytes, start: int) -> None:
+        """Exactly one chunk as it came, its payload `framed[start:-2]`: what an event of a stream nearly always is."""
+
+    def on_end(self) -> None:
+        """The answer is whole."""
+
+    def on_error(self, error: EngineError) -> None:
+        """It will never be."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to an endpoint; one request at a time."""
+
+    __slots__ = (
+        "_bodiless",
+        "_body",
+        "_head",
+        "_paused",
+        "endpoint",
+        "idle_since",
+        "lost",
+        "reply",
+        "reused",
+        "transport",
+    )
+
+    def __init__(self, endpoint: "Endpoint") -> None:
+        self.endpoint = endpoint
+        self.reply: Reply | None = None
+        self.lost = self.reused = False
+        self.idle_since = 0.0
+        self._head = b""
+        self._body: Body | None = None
+        self._bodiless = self._paused = False
+
+    def send(self, request: bytes, reply: Reply, *, bodiless: bool = False) -> None:
+        """Send a whole request; the answer goes to `reply`. `bodiless`: it was a HEAD."""
+        self.reply = reply
+        self._head, self._body, self._bodiless = b"", None, bodiless
+        self.transport.write(request)
+
+    def abort(self) -> None:
+        """Close at once, whatever is on the way; `reply` hears nothing more."""
+        self.reply = None
+        if not self.lost:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading: the engine's socket fills, and the engine waits."""
+        self._paused = True
+        if not self.lost:
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        self._paused = False
+        if not self.lost:
+            self.transport.resume_reading()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP transports are Transports
+        self.endpoint.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.endpoint.forget(self)
+        reply, self.reply = self.reply, None
+        if reply is None:
+            return
+        if exc is None and self._body is not None and self._body.end():
+            reply.on_end()
+        else:
+            reply.on_error(UpstreamClosedError(f"{self.endpoint.url} closed the connection: {exc or 'end of stream'}"))
+
+    def data_received(self, data: bytes) -> None:
+        reply, body = self.reply, self._body
+        if reply is None:
+            self.transport.abort()  # nothing was asked: whatever this is must not be taken for the next answer
+            return
+        if isinstance(body, ChunkedBody) and body.between_chunks:
+            line_end = data.find(b"\r\n", 0, 6)
+            size = _CHUNK_SIZES.get(data[:line_end], 0)
+            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
+                reply.on_chunk(data, line_end + 2)
+                return
+        try:
+            self._take(data)
+        except UpstreamClosedError as error:
+            self.reply = None
+            self.transport.abort()
+            reply.on_error(error)
+
+    def _take(self, data: bytes) -> None:
+        while data and (reply := self.reply) is not None:
+            if self._body is None:
+                data = self._take_head(reply, data)
+                continue
+            payload, data = self._body.feed(data)
+            if payload:
+                reply.on_body(payload)
+            if self._body.done and self.reply is reply:
+                self._finish(reply, surplus=data)
+                return
+
+    def _take_head(self, reply: Reply, data: bytes) -> bytes:
+        data = self._head + data
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            if len(data) > MAX_HEAD_BYTES:
+                raise UpstreamClosedError(f"{self.endpoint.url} sent a head longer than {MAX_HEAD_BYTES} bytes")
+            self._head = data
+            return b""
+        self._head = b""
+        head = parse_head(data[:end])
+        rest = data[end + 4 :]
+        if 100 <= head.status < 200:
+            return rest
+        self._body = _body_of(head, bodiless=self._bodiless)
+        if self._body.__class__ is UntilCloseBody:
+            head.keep_alive = False
+        self.idle_since = 0.0 if head.keep_alive else -1.0
+        reply.on_head(head)
+        if self._body.done and self.reply is reply:
+            self._finish(reply, surplus=rest)
+            return b""
+        return rest
+
+    def _finish(self, reply: Reply, *, surplus: bytes) -> None:
+        self.reply = None
+        if self._paused:
+            self.resume()
+        if surplus or self.idle_since < 0:
+            self.endpoint.forget(self)
+            self.transport.close()
+        else:
+            self.endpoint.put_back(self)
+        reply.on_end()
+
+
+def parse_head(head: bytes) -> ResponseHead:
+    """Status line and headers without the empty line. Raises UpstreamClosedError for what is not HTTP/1."""
+    first, *lines = head.split(b"\r\n")
+    if (
+        not first.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
+        or not first[9:12].isdigit()
+        or first[12:13] not in {b"", b" "}
+    ):
+        raise UpstreamClosedError(f"{first[:40]!r} is not the status line of an HTTP/1.1 answer")
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+            raise UpstreamClosedError(f"{line[:40]!r} is not a header")
+        name = name.lower()
+        value = value.strip(b" \t")
+        if name == b"content-length" and headers.get(name, value) != value:
+            raise UpstreamClosedError("two lengths that differ")
+        headers[name] = value
+    connection = headers.get(b"connection", b"").lower()
+    keep_alive = b"close" not in connection and (first[7:8] == b"1" or b"keep-alive" in connection)
+    return ResponseHead(int(first[9:12]), headers, keep_alive=keep_alive)
+
+
+def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:
+    headers = head.headers
+    coding = headers.get(b"transfer-encoding")
+    length = headers.get(b"content-length")
+    if bodiless or head.status in {204, 304}:
+        return LengthBody(0)
+    if coding is not None:
+        if coding.lower() != b"chunked" or length is not None:
+            raise UpstreamClosedError("a transfer-encoding other than chunked, or one beside a length")
+        return ChunkedBody()
+    if length is None:
+        return UntilCloseBody()
+    if not length.isdigit() or len(length) > 15:
+        raise UpstreamClosedError(f"{length[:20]!r} is not a length")
+    return LengthBody(int(length))
+
+
+class Endpoint:
+    """Where a replica listens, and the connections to it."""
+
+    def __init__(self, url: str, *, connect_timeout_s: float = 5.0) -> None:
+        """`url` is `http://HOST:PORT`."""
+        address = url.removeprefix("http://")
+        host, _, port = address.rpartition(":")
+        self.url, self.host, self.port = url, host.strip("[]"), int(port)
+        self.host_header = address.encode("latin-1")
+        self.connect_timeout_s = connect_timeout_s
+        self.connections: set[Connection] = set()
+        self._idle: deque[Connection] = deque()
+        self._closed = False
+
+    def take(self, now: float) -> Connection | None:
+        """An idle connection, the last one used first, or None; decided at once. `now` is the loop's time."""
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since < IDLE_S and not connection.transport.is_closing():
+                connection.reused = True
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises ConnectError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                transport, connection = await loop.create_connection(lambda: Connection(self), self.host, self.port)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {self.connect_timeout_s:g} s"
+            raise ConnectError(f"{self.url} cannot be reached: {reason}") from error
+        if self._closed:
+            transport.abort()
+            raise ConnectError(f"{self.url} is no longer a replica")
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def put_back(self, connection: Connection) -> None:
+        """The connection's answer is whole: it may be used again."""
+        if self._closed or connection.lost:
+            connection.abort()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self.connections.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def close_idle(self) -> None:
+        """The replica was replaced: nothing of its old connections may be used."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest as it ends."""
+        self._closed = True
+        self.close_idle()
