@@ -1,0 +1,132 @@
+"""The wire format of OpenAI's API: request fields, error bodies, the model list, events of a stream.
+
+Source: https://platform.openai.com/docs/api-reference (fields and errors), and the HTML standard, section 9.2 (events).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.errors import BadRequest, RequestError
+from tidegate.types import ModelView
+
+JSON: Final = (b"content-type", b"application/json")
+DONE: Final = b"data: [DONE]\n\n"
+
+Fields = dict[str, msgspec.Raw]
+"""A JSON object, its values undecoded."""
+
+_decode_object = msgspec.json.Decoder(Fields).decode
+_KEY: Final = re.compile(rb'[ \t\r\n]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
+
+
+def read_fields(body: bytes) -> Fields:
+    """The fields of a JSON object. Raises BadRequest for what is none, and for a key that comes twice.
+
+    Of two equal keys one parser takes the first and another the last: what was decided on would not be what an
+    engine does. So they are refused, whatever the key.
+    """
+    try:
+        fields = _decode_object(body)
+    except msgspec.DecodeError as error:
+        detail = str(error)
+        if "UTF-8" in detail or "utf-8" in detail:
+            raise BadRequest("the body is not UTF-8", code="invalid_body") from None
+        raise BadRequest(f"the body is not a JSON object: {detail}", code="invalid_json") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+    compact = 1 + sum(len(key) + memoryview(raw).nbytes + 4 for key, raw in fields.items())
+    if compact != len(body) and (double := _double_key(body, fields)):
+        raise BadRequest(f"the key {double!r} is in the body twice", code="duplicate_key", param=double)
+    return fields
+
+
+def _double_key(body: bytes, fields: Fields) -> str | None:
+    """The first key that comes twice at the top level of `body`, which is known to be valid JSON."""
+    seen: set[str] = set()
+    at = body.index(b"{") + 1
+    while match := _KEY.match(body, at):
+        text = match[1]
+        key: str = msgspec.json.decode(b'"%b"' % text) if b"\\" in text else text.decode()
+        value = bytes(fields[key])
+        after = _AFTER_VALUE.match(body, match.end() + len(value))
+        if key in seen or after is None or not body.startswith(value, match.end()):
+            return key
+        seen.add(key)
+        at = after.end()
+    return None
+
+
+def write_fields(fields: Mapping[str, object]) -> bytes:
+    """The JSON object of these fields, raw or not."""
+    return msgspec.json.encode(fields)
+
+
+def typed(fields: Fields, name: str, kind: Any, what: str) -> Any:
+    """Field `name` as `kind`; None where it is missing or null. Raises BadRequest saying it has to be `what`."""
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest(f"{name} has to be {what}", code="invalid_type", param=name) from None
+
+
+def error_object(error: RequestError) -> dict[str, object]:
+    """The value of `error` in an error body."""
+    return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+
+
+def error_body(error: RequestError) -> bytes:
+    """An error answer's body."""
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def error_event(error: RequestError) -> bytes:
+    """The event that ends a stream which cannot go on; no `[DONE]` follows it."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def model_list(models: Iterable[ModelView], created: int) -> bytes:
+    """The answer to /v1/models: serving names, never paths. `created` is in Unix seconds."""
+    return msgspec.json.encode({"object": "list", "data": [model_object(model, created) for model in models]})
+
+
+def model_object(model: ModelView, created: int) -> dict[str, object]:
+    """One entry of the model list, and the answer to /v1/models/NAME."""
+    entry: dict[str, object] = {"id": model.name, "object": "model", "created": created, "owned_by": "tidegate"}
+    if model.aliases:
+        entry["aliases"] = list(model.aliases)
+    if model.context_tokens:
+        entry["max_model_len"] = model.context_tokens
+    return entry
+
+
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r(?!\n)|\n\r\n")
+
+
+def whole_events(data: bytes) -> int:
+    """How many leading bytes of a stream are whole events."""
+    if b"\r" not in data:
+        return data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+    end = 0
+    for match in _EVENT_END.finditer(data):
+        end = match.end()
+    return end
+
+
+def event_data(event: bytes) -> bytes:
+    """The data of one event, without its field names; empty for comments."""
+    lines = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """The data of each event in `data`, which ends with a whole one; comments are dropped."""
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return [found for event in data.split(b"\n\n") if event and (found := event_data(event))]
