@@ -1,0 +1,148 @@
+"""What control keeps in `run/`: the lock, the records of its processes, the address of the admin port, the chat's key.
+
+The lock says that a control lives; it is let go by the kernel when its process dies, however it dies, and children do
+not inherit it. The records say what the children are, so that the next control can adopt or end them.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from tidegate.errors import HomeLockedError
+from tidegate.home import Home, write_private
+from tidegate.types import ProcessId
+
+
+class ProcessKind(StrEnum):
+    """What a child is for."""
+
+    GATEWAY = "gateway"
+    CHAT = "chat"
+    ENGINE = "engine"
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One child, as the next control must know it to adopt it."""
+
+    name: str
+    kind: ProcessKind
+    id: ProcessId
+    digest: str
+    """Of everything it was started with; a process of another digest is ended, not adopted."""
+    url: str = ""
+    """Known once it answers; without it the process cannot be adopted."""
+    api_key: str = ""
+    """The engine's own key."""
+
+
+class AdminAddress(msgspec.Struct, frozen=True):
+    """`run/admin.json`: how `tidegate status` and `tidegate reload` reach this control."""
+
+    url: str
+    token: str
+    pid: int
+
+
+class Lock:
+    """`run/lock`, held from `acquire` to `release` or to this process's end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, home: Home) -> Self:
+        """Raises HomeLockedError that names the process which holds it."""
+        path = home.run / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).strip()
+            os.close(descriptor)
+            raise HomeLockedError(str(home.path), int(holder) if holder.isdigit() else 0) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return cls(descriptor)
+
+    def release(self) -> None:
+        """The file stays, and is empty: removing it would let two controls hold two locks of one name."""
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+@dataclass
+class Records:
+    """`run/processes.json`: whole on disk after every change, so that a killed control leaves the truth behind."""
+
+    path: Path
+    _by_name: dict[str, ProcessRecord] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, home: Home) -> Self:
+        """What the last control left; nothing where the file is missing, or is no such file."""
+        path = home.run / "processes.json"
+        try:
+            records = msgspec.json.decode(path.read_bytes(), type=list[ProcessRecord])
+        except (FileNotFoundError, msgspec.DecodeError):
+            records = []
+        return cls(path, {record.name: record for record in records})
+
+    def put(self, record: ProcessRecord) -> None:
+        self._by_name[record.name] = record
+        self._write()
+
+    def forget(self, name: str) -> None:
+        if self._by_name.pop(name, None) is not None:
+            self._write()
+
+    def get(self, name: str) -> ProcessRecord | None:
+        return self._by_name.get(name)
+
+    def all(self) -> Iterable[ProcessRecord]:
+        return tuple(self._by_name.values())
+
+    def _write(self) -> None:
+        write_private(self.path, msgspec.json.encode(self.all()))
+
+
+def write_admin(home: Home, url: str) -> AdminAddress:
+    """A new token for the admin port at `url`, written for this user's commands."""
+    address = AdminAddress(url=url, token=secrets.token_urlsafe(32), pid=os.getpid())
+    write_private(home.run / "admin.json", msgspec.json.encode(address))
+    return address
+
+
+def read_admin(home: Home) -> AdminAddress | None:
+    """Where the control of this data folder answers; None if none runs, or none ended in order."""
+    try:
+        return msgspec.json.decode((home.run / "admin.json").read_bytes(), type=AdminAddress)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def service_key(home: Home) -> str:
+    """The key of our own services, made when there is none: a chat page that is adopted keeps the one it has."""
+    from tidegate.store.keys import PREFIX, new_secret  # SQLAlchemy is slow to import, and `status` needs none of it
+
+    path = home.run / "service.key"
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        key = ""
+    if not key.startswith(PREFIX):
+        key = new_secret()
+        write_private(path, key.encode())
+    return key
+
+
+def clear(home: Home) -> None:
+    """Remove the files of a run that ended in order; the lock stays."""
+    for name in ("admin.json", "processes.json", "service.key", "control.sock"):
+        (home.run / name).unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tidegate.control import state
+from tidegate.control.state import Lock, ProcessKind, ProcessRecord, Records
+from tidegate.errors import HomeLockedError
+from tidegate.types import ProcessId
+
+RECORD = ProcessRecord(name="gateway", kind=ProcessKind.GATEWAY, id=ProcessId(pid=5, started=6), digest="d")
+
+
+def test_a_second_lock_is_refused_and_names_the_holder(home):
+    lock = Lock.acquire(home)
+    with pytest.raises(HomeLockedError) as refused:
+        Lock.acquire(home)
+    assert refused.value.pid == os.getpid()
+    lock.release()
+    Lock.acquire(home).release()
+
+
+def test_children_do_not_inherit_the_lock(home):
+    lock = Lock.acquire(home)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        lock.release()
+        Lock.acquire(home).release()
+    finally:
+        child.communicate(b"\n")
+
+
+def test_records_are_on_disk_after_every_change(home):
+    records = Records.load(home)
+    records.put(RECORD)
+    assert Records.load(home).get("gateway") == RECORD
+    assert (home.run / "processes.json").stat().st_mode & 0o777 == 0o600
+    records.forget("gateway")
+    assert Records.load(home).all() == ()
+
+
+def test_a_broken_file_of_records_counts_as_none(home):
+    (home.run / "processes.json").write_text("[{")
+    assert Records.load(home).all() == ()
+
+
+def test_the_admin_address_is_for_its_owner_and_has_a_new_token_each_time(home):
+    assert state.read_admin(home) is None
+    first = state.write_admin(home, "http://127.0.0.1:1")
+    assert state.read_admin(home) == first
+    assert state.write_admin(home, "http://127.0.0.1:1").token != first.token
+    assert (home.run / "admin.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_service_key_stays_until_the_run_ends(home):
+    key = state.service_key(home)
+    assert state.service_key(home) == key
+    assert (home.run / "service.key").stat().st_mode & 0o777 == 0o600
+    state.clear(home)
+    assert state.service_key(home) != key
