@@ -6,6 +6,7 @@
     │   ├── PortTakenError       an address cannot be listened on
     │   ├── HomeLockedError      another control process owns the data folder
     │   ├── ModelError           a model is missing, broken, or does not fit
+    │   ├── StoreError           the database cannot be reached, read or written
     │   └── DownloadError        a hub or registry did not give what was asked of it
     ├── RequestError             something a client sent, or what it has to be told; an OpenAI error body
     │   ├── BadRequest 400, Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405,
@@ -68,6 +69,10 @@ class HomeLockedError(OperatorError):
 
 class ModelError(OperatorError):
     """A model is missing, broken, or does not fit in memory."""
+
+
+class StoreError(OperatorError):
+    """The database cannot be reached, read or written, or is not what this program knows."""
 
 
 class DownloadError(OperatorError):

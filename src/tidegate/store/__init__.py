@@ -1,0 +1,10 @@
+"""The only code that knows SQL: tables, migrations, and one class for each subject.
+
+`open_database` brings the schema up to date. Tables are prefixed by their owner (`keys_ usage_ …`), and one package
+owns the writes of a table. Everything here blocks: call it from a thread, never on a request.
+"""
+
+from tidegate.store.database import Database, open_database
+from tidegate.store.keys import KeyStore, digest_of, new_secret
+
+__all__ = ["Database", "KeyStore", "digest_of", "new_secret", "open_database"]
