@@ -31,11 +31,11 @@ def read_fields(body: bytes) -> Fields:
     """
     try:
         fields = _decode_object(body)
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
     except msgspec.DecodeError as error:
-        detail = str(error)
-        if "UTF-8" in detail or "utf-8" in detail:
-            raise BadRequest("the body is not UTF-8", code="invalid_body") from None
-        raise BadRequest(f"the body is not a JSON object: {detail}", code="invalid_json") from None
+        raise BadRequest(f"the body is not a JSON object: {error}", code="invalid_json") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
     compact = 1 + sum(len(key) + memoryview(raw).nbytes + 4 for key, raw in fields.items())

@@ -7,13 +7,13 @@ from tidegate.types import DialectName
 
 
 def tokenize(request: dict[str, Any]) -> Steps:
-    """vLLM's own shape."""
+    """Asked and answered in its own shape."""
     answer: dict[str, Any] = yield Call("/tokenize", request)
     return answer
 
 
 def detokenize(request: dict[str, Any]) -> Steps:
-    """vLLM's own shape."""
+    """Asked and answered in its own shape."""
     answer: dict[str, Any] = yield Call("/detokenize", request)
     return answer
 

@@ -1,0 +1,1 @@
+"""The data path: from a client's request to a replica's answer."""

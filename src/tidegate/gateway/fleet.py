@@ -1,0 +1,113 @@
+"""The fleet as this process sees it: the last snapshot, and what is in flight on each replica."""
+
+from collections.abc import Iterable
+
+from tidegate.dialects import DIALECTS, Dialect
+from tidegate.errors import NotFound
+from tidegate.http import Endpoint
+from tidegate.types import FleetSnapshot, ModelView, ReplicaReport, ReplicaState, ReplicaView
+
+
+class Replica:
+    """One replica, alive across snapshots for as long as its address and version stay."""
+
+    __slots__ = ("dialect", "endpoint", "failures", "head", "in_flight", "requests", "unreachable_since", "view")
+
+    def __init__(self, view: ReplicaView, connect_timeout_s: float) -> None:
+        self.endpoint = Endpoint(view.url, connect_timeout_s=connect_timeout_s)
+        self.in_flight = self.requests = self.failures = 0
+        self.unreachable_since: float | None = None
+        """Loop time of the first of the connection failures that nothing good has followed."""
+        self.see(view)
+
+    def see(self, view: ReplicaView) -> None:
+        """Take what a new snapshot says of it."""
+        self.view = view
+        self.dialect: Dialect = DIALECTS[view.dialect]
+        lines = [b"host: %b\r\n" % self.endpoint.host_header]
+        if view.api_key:
+            lines.append(b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1"))
+        self.head = b"".join(lines)
+        """The headers every request to it carries."""
+
+    def report(self) -> ReplicaReport:
+        return ReplicaReport(
+            id=self.view.id,
+            in_flight=self.in_flight,
+            requests=self.requests,
+            failures=self.failures,
+            reachable=self.unreachable_since is None,
+        )
+
+
+class ModelEntry:
+    """A model, and the replicas that serve it."""
+
+    __slots__ = ("name", "replicas", "view")
+
+    def __init__(self, view: ModelView, replicas: tuple[Replica, ...]) -> None:
+        self.view = view
+        self.name = view.name
+        self.replicas = replicas
+
+    def askable(self) -> list[Replica]:
+        """The replicas that may be given new work."""
+        return [replica for replica in self.replicas if replica.view.state is ReplicaState.READY]
+
+
+class Fleet:
+    """Models by every name they have, and replicas by id."""
+
+    def __init__(self) -> None:
+        self.snapshot = FleetSnapshot(number=0)
+        self.replicas: dict[str, Replica] = {}
+        self.models: dict[str, ModelEntry] = {}
+        self._by_name: dict[str, ModelEntry] = {}
+
+    def apply(self, snapshot: FleetSnapshot) -> None:
+        """Swap in a snapshot. A replica that moved, or became another version, starts with nothing of its past."""
+        replicas: dict[str, Replica] = {}
+        for view in snapshot.replicas:
+            replica = self.replicas.get(view.id)
+            if replica is None or (replica.view.url, replica.view.version) != (view.url, view.version):
+                replica = Replica(view, snapshot.options.connect_timeout_s)
+            else:
+                replica.see(view)
+            replicas[view.id] = replica
+        for key, old in self.replicas.items():
+            if replicas.get(key) is not old:
+                old.endpoint.close()
+        self.snapshot, self.replicas = snapshot, replicas
+        self.models = {
+            model.name: ModelEntry(model, tuple(r for r in replicas.values() if r.view.model == model.name))
+            for model in snapshot.models
+        }
+        self._by_name = {}
+        for entry in self.models.values():
+            for name in (entry.name, *entry.view.aliases):
+                self._by_name.setdefault(name, entry)
+                self._by_name.setdefault(name.lower(), entry)
+
+    def model(self, name: str) -> ModelEntry:
+        """The model of this name or alias. Raises NotFound, naming those there are."""
+        entry = self._by_name.get(name) or self._by_name.get(name.lower())
+        if entry is None:
+            shown = name if len(name) <= 100 else f"{name[:100]}…"
+            valid = ", ".join(self.names()) or "none yet"
+            raise NotFound(
+                f"the model {shown!r} does not exist here; the models are: {valid}",
+                code="model_not_found",
+                param="model",
+            )
+        return entry
+
+    def names(self) -> Iterable[str]:
+        """Every name a client may ask for, models before their aliases."""
+        yield from self.models
+        for entry in self.models.values():
+            yield from (alias for alias in entry.view.aliases if self._by_name.get(alias) is entry)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for replica in self.replicas.values():
+            replica.endpoint.close()

@@ -1,0 +1,99 @@
+"""What a client asks for: the body read once, decoded only as far as routing needs, defaults put in.
+
+What is forwarded is what was decided on: a body that two parsers could read in two ways is refused, and fields that
+only an operator may set are taken out.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import BadRequest
+from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
+from tidegate.openai import Fields, read_fields, typed, write_fields
+from tidegate.types import Sampling
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+
+_SUBJECT: Final = {CHAT: "messages", COMPLETIONS: "prompt", "/v1/embeddings": "input", "/v1/responses": "input"}
+_GENERATING: Final = frozenset((CHAT, COMPLETIONS))
+_TRUE: Final = msgspec.Raw(b"true")
+_WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
+
+
+class Intake(msgspec.Struct):
+    """A request as it was understood."""
+
+    path: str
+    model: ModelEntry
+    fields: Fields
+    body: bytes
+    stream: bool
+    """Whether the client wants a stream."""
+    changed: bool = False
+    """Whether `fields` say something else than `body`."""
+
+    def body_for(self, replica: Replica, *, as_stream: bool) -> bytes:
+        """The body this replica is sent; `as_stream` asks it for a stream whatever the client wants."""
+        served = replica.view.served_name
+        rename = bool(served) and msgspec.json.encode(served) != bytes(self.fields["model"])
+        private = replica.dialect.private_fields.intersection(self.fields)
+        if not (self.changed or rename or private or as_stream):
+            return self.body
+        fields: dict[str, object] = {name: raw for name, raw in self.fields.items() if name not in private}
+        if rename:
+            fields["model"] = served
+        if as_stream:
+            fields["stream"] = _TRUE
+            fields["stream_options"] = _WITH_USAGE
+        return write_fields(fields)
+
+
+def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
+    """Understand a request's body. Raises BadRequest or NotFound naming the field."""
+    fields = read_fields(body)
+    name = typed(fields, "model", str, "a string")
+    if not name:
+        raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
+    subject = _SUBJECT.get(path)
+    if subject is not None:
+        _check_subject(fields, subject)
+    model = fleet.model(name)
+    stream = bool(typed(fields, "stream", bool, "true or false"))
+    intake = Intake(path, model, fields, body, stream)
+    if path in _GENERATING:
+        for limit in ("max_tokens", "max_completion_tokens"):
+            wanted = typed(fields, limit, int, "a whole number")
+            if wanted is not None and wanted < 1:
+                raise BadRequest(f"{limit} has to be at least 1, not {wanted}", code="invalid_value", param=limit)
+        if model.view.defaults != _NO_DEFAULTS:
+            intake.changed = _put_defaults(fields, model.view.defaults)
+    return intake
+
+
+_NO_DEFAULTS: Final = Sampling()
+
+
+def _check_subject(fields: Fields, subject: str) -> None:
+    raw = fields.get(subject)
+    if raw is None:
+        raise BadRequest(f"{subject} is missing", code="missing_required_parameter", param=subject)
+    if subject == "messages":
+        value = memoryview(raw)
+        if bytes(value[:1]) != b"[":
+            raise BadRequest("messages has to be a list", code="invalid_type", param=subject)
+        if value.nbytes < 16 and not msgspec.json.decode(raw):
+            raise BadRequest("messages is empty", code="invalid_value", param=subject)
+
+
+def _put_defaults(fields: Fields, defaults: Sampling) -> bool:
+    """Put in what the client left open; true where that was anything."""
+    changed = False
+    for name in Sampling.__struct_fields__:
+        value = getattr(defaults, name)
+        taken = name in fields or (name == "max_tokens" and "max_completion_tokens" in fields)
+        if value is not None and not taken:
+            fields[name] = msgspec.Raw(msgspec.json.encode(value))
+            changed = True
+    return changed

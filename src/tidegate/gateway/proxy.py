@@ -1,0 +1,330 @@
+"""One request on its way: asked of a replica, its answer passed on, its end recorded once.
+
+A `Flight` is driven by callbacks: from the pool (`Reply`) and from the client's connection. What it passes on comes
+in three kinds: the events of a stream (whole ones leave at once), a JSON body (as it comes), and a JSON body put
+together from a stream.
+"""
+
+import asyncio
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from tidegate import openai
+from tidegate.errors import BadGateway, BadRequest, EngineError, RequestError, Unavailable
+from tidegate.gateway.assemble import Assembly
+from tidegate.gateway.fleet import Replica
+from tidegate.gateway.intake import CHAT, Intake
+from tidegate.gateway.metrics import ModelCounters
+from tidegate.gateway.respond import answer_error
+from tidegate.gateway.router import least_work_of_two
+from tidegate.http import Connection, Exchange, ResponseHead
+from tidegate.types import Outcome
+
+TAIL_BYTES: Final = 64 * 1024
+"""The most of an incomplete event that waits for its end; past it the bytes flow as they come."""
+BUFFERED_BODY_BYTES: Final = 256 * 1024
+"""A JSON body up to this size leaves in one write with its length; a larger one flows."""
+UNREACHABLE_S: Final = 1.0
+"""How long a replica that refused a connection is only asked when there is no other."""
+NO_REPLICA_RETRY_S: Final = 2.0
+
+
+class Host(Protocol):
+    """What a flight needs of the gateway."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+    def now(self) -> float:
+        """The loop's time."""
+
+    def spawn(self, connecting: "Flight", replica: Replica) -> asyncio.Task[None]:
+        """Run `connecting.connect(replica)`."""
+
+
+class Passing(Enum):
+    """What is done with the answer's body."""
+
+    EVENTS = auto()
+    BODY = auto()
+    ASSEMBLY = auto()
+
+
+class Flight:
+    """One request, from the choice of a replica to the record of its end."""
+
+    __slots__ = (
+        "_assembly", "_attempts", "_connecting", "_connection", "_content_type", "_counters", "_exchange", "_first_s",
+        "_head", "_host", "_id", "_intake", "_passing", "_refused", "_replica", "_started_s", "_status", "_tail",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, exchange: Exchange, intake: Intake, request_id: bytes, counters: ModelCounters) -> None:
+        self._host = host
+        self._exchange = exchange
+        self._intake = intake
+        self._id = request_id
+        self._counters = counters
+        self._started_s = host.now()
+        self._first_s = 0.0
+        self._attempts = 0
+        self._refused: set[str] = set()
+        self._replica: Replica | None = None
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._head: ResponseHead | None = None
+        self._passing = Passing.BODY
+        self._assembly: Assembly | None = None
+        self._tail = b""
+        self._status = 0
+        self._content_type = b""
+
+    # asking
+
+    def launch(self) -> None:
+        """Choose a replica and ask it. Raises RequestError where none can be asked; nothing has been counted then."""
+        replica = self._choose()
+        if self._intake.path not in replica.dialect.paths and self._intake.path != "extra":
+            pass
+        counters = self._counters
+        counters.in_flight += 1
+        exchange = self._exchange
+        exchange.on_disconnect = self._client_gone
+        self._ask(replica)
+
+    def _choose(self) -> Replica:
+        model = self._intake.model
+        askable = model.askable()
+        if self._intake.path == "/v1/embeddings":
+            askable = [r for r in askable if r.view.embeddings]
+            if not askable and model.replicas:
+                raise BadRequest(
+                    f"the model {model.name!r} does not make embeddings; it answers chat and text completions",
+                    code="embeddings_not_supported",
+                    param="model",
+                )
+        now = self._host.now()
+        good = [
+            r
+            for r in askable
+            if r.view.id not in self._refused
+            and (r.unreachable_since is None or now - r.unreachable_since > UNREACHABLE_S)
+        ]
+        replica = least_work_of_two(good or [r for r in askable if r.view.id not in self._refused], self._host.random)
+        if replica is None:
+            raise Unavailable(
+                f"no replica of {model.name!r} is ready; it is starting or being restarted",
+                code="no_replica_ready",
+                retry_after_s=NO_REPLICA_RETRY_S,
+            )
+        return replica
+
+    def _ask(self, replica: Replica) -> None:
+        self._replica = replica
+        self._attempts += 1
+        replica.in_flight += 1
+        replica.requests += 1
+        connection = replica.endpoint.take(self._host.now())
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connecting = self._host.spawn(self, replica)
+
+    async def connect(self, replica: Replica) -> None:
+        """Open a connection to the chosen replica and ask it."""
+        try:
+            connection = await replica.endpoint.connect()
+        except EngineError as error:
+            if replica.unreachable_since is None:
+                replica.unreachable_since = self._host.now()
+            self._connecting = None
+            self.on_error(error)
+            return
+        self._connecting = None
+        if self._exchange.finished:
+            replica.endpoint.put_back(connection)
+            return
+        self._send(connection)
+
+    def _send(self, connection: Connection) -> None:
+        replica, intake, exchange = self._replica, self._intake, self._exchange
+        if replica is None:
+            return
+        self._connection = connection
+        as_stream = not intake.stream and intake.path in replica.dialect.json_as_stream
+        self._assembly = Assembly(chat=intake.path == CHAT) if as_stream else None
+        body = intake.body_for(replica, as_stream=as_stream)
+        exchange.on_pause = connection.pause
+        exchange.on_resume = connection.resume
+        connection.send(
+            b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (intake.path.encode("latin-1"), replica.head, self._id, len(body), body),
+            self,
+        )
+
+    # Reply
+
+    def on_head(self, head: ResponseHead) -> None:
+        """Decide what is done with the body."""
+        self._status = head.status
+        content_type = head.headers.get(b"content-type", b"application/json")
+        self._content_type = content_type
+        self._head = head
+        if self._replica is not None:
+            self._replica.unreachable_since = None
+        events = content_type.startswith(b"text/event-stream")
+        if self._assembly is not None and events and head.status == 200:
+            self._passing = Passing.ASSEMBLY
+        elif events:
+            self._passing = Passing.EVENTS
+            self._exchange.start(head.status, self._headers(STREAM_HEADERS))
+        else:
+            self._passing = Passing.BODY
+
+    def on_chunk(self, framed: bytes, start: int) -> None:
+        """A chunk that is a whole event leaves as it came, in one write."""
+        if self._first_s == 0.0:
+            self._first_s = self._host.now()
+        exchange = self._exchange
+        if self._passing is Passing.EVENTS and not self._tail and exchange.chunked and framed.endswith(b"\n\n\r\n"):
+            exchange.write_chunk(framed, len(framed) - start - 2)
+        else:
+            self.on_body(framed[start:-2])
+
+    def on_body(self, payload: bytes) -> None:
+        """Pass on what can leave now."""
+        if self._first_s == 0.0:
+            self._first_s = self._host.now()
+        if self._passing is Passing.EVENTS:
+            data = self._tail + payload
+            end = openai.whole_events(data)
+            if len(data) - end > TAIL_BYTES:
+                end = len(data)
+            self._tail = data[end:]
+            self._exchange.write(data[:end])
+        elif self._assembly is not None and self._passing is Passing.ASSEMBLY:
+            try:
+                self._assembly.feed(payload)
+            except EngineError as error:
+                self._drop_connection()
+                self.on_error(error)
+        elif self._exchange.started:
+            self._exchange.write(payload)
+        else:
+            self._tail += payload
+            if len(self._tail) > BUFFERED_BODY_BYTES:
+                self._exchange.start(self._status, self._headers([(b"content-type", self._content_type)]))
+                self._exchange.write(self._tail)
+                self._tail = b""
+
+    def on_end(self) -> None:
+        """The engine's answer is whole."""
+        self._connection = None
+        exchange = self._exchange
+        if self._passing is Passing.ASSEMBLY and self._assembly is not None:
+            self._end_assembly(self._assembly)
+            return
+        if exchange.started:
+            exchange.write(self._tail)
+            exchange.finish()
+        else:
+            headers = self._headers([(b"content-type", self._content_type)])
+            if self._head is not None and b"retry-after" in self._head.headers:
+                headers.append((b"retry-after", self._head.headers[b"retry-after"]))
+            exchange.respond(self._status, headers, self._tail)
+        self._record(Outcome.DONE if self._status < 500 else Outcome.FAILED)
+
+    def _end_assembly(self, assembly: Assembly) -> None:
+        if assembly.error is not None:
+            self._fail(_engine_error(assembly.error))
+        elif assembly.whole:
+            self._exchange.respond(200, self._headers([openai.JSON]), assembly.answer())
+            self._record(Outcome.DONE)
+        else:
+            self.on_error(EngineError("the stream ended before the answer was whole"))
+
+    def on_error(self, error: EngineError) -> None:
+        """The engine will not finish this answer: ask another while the client has seen nothing, else say so."""
+        connection, self._connection = self._connection, None
+        replica = self._replica
+        if self._exchange.finished or replica is None:
+            return
+        if not self._exchange.started:
+            stale = connection is not None and connection.reused and self._head is None
+            if not stale:
+                replica.failures += 1
+                self._refused.add(replica.view.id)
+            replica.in_flight -= 1
+            self._replica = None
+            self._forget_answer()
+            try:
+                self._ask(self._choose())
+            except RequestError as refusal:
+                self._fail(BadGateway(str(error), code="engine_failed") if self._attempts > 1 else refusal)
+            return
+        replica.failures += 1
+        self._fail(BadGateway("the engine broke off this answer", code="engine_failed"))
+
+    def _forget_answer(self) -> None:
+        self._head = None
+        self._assembly = None
+        self._passing = Passing.BODY
+        self._tail = b""
+        self._first_s = 0.0
+
+    # ends
+
+    def _client_gone(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._drop_connection()
+        self._record(Outcome.CANCELLED)
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def _fail(self, error: RequestError) -> None:
+        exchange = self._exchange
+        if not exchange.started:
+            answer_error(exchange, error, self._headers([]))
+        elif self._passing is Passing.EVENTS:
+            exchange.write(openai.error_event(error))
+            exchange.finish()
+        else:
+            exchange.abort()
+        self._status = error.status
+        self._record(Outcome.FAILED)
+
+    def _record(self, outcome: Outcome) -> None:
+        """The one place where a request's end is counted and its replica's work given back."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            replica.in_flight -= 1
+        self._counters.ended(
+            outcome,
+            self._status,
+            total_s=self._host.now() - self._started_s,
+            first_s=self._first_s - self._started_s if self._first_s else None,
+        )
+
+    def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        answer = [*headers, (b"x-request-id", self._id)]
+        if self._replica is not None:
+            answer.append((b"x-tidegate-replica", self._replica.view.id.encode("latin-1")))
+        return answer
+
+
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def _engine_error(error: dict[str, object]) -> RequestError:
+    """An error an engine sent inside a stream that the client never saw begin."""
+    message = str(error.get("message") or "the engine failed")
+    code = error.get("code")
+    kind = BadRequest if isinstance(code, int) and 400 <= code < 500 else BadGateway
+    return kind(message, code=str(error.get("type") or "engine_failed"))

@@ -1,0 +1,32 @@
+"""Which replica gets a request. Pure: a function from what is in flight to a choice."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+
+class Loaded(Protocol):
+    """Something with work in flight."""
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+Candidate = TypeVar("Candidate", bound=Loaded)
+
+
+def least_work_of_two(candidates: Sequence[Candidate], random: Callable[[], float]) -> Candidate | None:
+    """The less loaded of two chosen at random; None where there is nobody to choose.
+
+    Two choices come close to knowing the whole fleet, and many gateways that do not talk to each other never herd onto
+    one replica. Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
+
+    `random` gives numbers in [0, 1).
+    """
+    count = len(candidates)
+    if count < 2:
+        return candidates[0] if count else None
+    first = int(random() * count)
+    second = int(random() * (count - 1))
+    second += second >= first
+    one, other = candidates[first], candidates[second]
+    return other if other.in_flight < one.in_flight else one
