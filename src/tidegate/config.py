@@ -8,6 +8,7 @@ from the file or, as JSON, from one variable (`TIDEGATE_MODEL`). Secrets are nev
 """
 
 import difflib
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -40,6 +41,15 @@ def split_address(value: str) -> tuple[str, int]:
     elif ":" in host:
         raise ValueError(f"{value!r}: an IPv6 address is written [::1]:8000")
     return host or "0.0.0.0", int(port)  # noqa: S104 - ":8000" means every address, as everywhere
+
+
+def is_loopback(value: str) -> bool:
+    """Whether only this machine can connect to the address `HOST:PORT`."""
+    host, _ = split_address(value)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _address(value: str) -> str:
