@@ -1,0 +1,135 @@
+"""From settings and resolved models to what has to run: models as clients know them, and one spec for each replica.
+
+Pure. A spec's digest covers everything a process is started with; control adopts a process whose digest is the same,
+and replaces one whose digest is not.
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from tidegate import __version__
+from tidegate.config import ModelSettings, PoolSettings, Section, Settings
+from tidegate.engines.base import ModelFiles
+from tidegate.types import ModelView, Sampling
+
+DEFAULT_POOL = "default"
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """One replica that has to run."""
+
+    id: str
+    pool: str
+    model: str
+    engine: str
+    """`llamacpp`, `external` or `fake`."""
+    options: Section
+    files: ModelFiles | None = None
+    url: str = ""
+    """Of an engine that is not ours to start."""
+    digest: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What has to run."""
+
+    models: tuple[ModelView, ...] = ()
+    replicas: tuple[ReplicaSpec, ...] = ()
+
+
+def with_defaults(settings: Settings) -> Settings:
+    """Settings whose pools and models are all named: without any, one pool of the best model to be had."""
+    models, pools = list(settings.model), list(settings.pool)
+    named = {model.name for model in models}
+    for pool in pools:  # a pool may name a model of the catalogue, or a fake one, without a [[model]] of its own
+        if pool.model not in named:
+            named.add(pool.model)
+            models.append(ModelSettings(name=pool.model, source=pool.model))
+    if not models:
+        models.append(ModelSettings(name="auto"))
+    served = {pool.model for pool in pools}
+    for position, model in enumerate(model for model in models if model.name not in served):
+        free = not position and not any(pool.name == DEFAULT_POOL for pool in pools)
+        pools.append(PoolSettings(name=DEFAULT_POOL if free else _pool_name(model.name, pools), model=model.name))
+    return settings.model_copy(update={"model": tuple(models), "pool": tuple(pools)})
+
+
+def sources(settings: Settings) -> dict[str, ModelSettings]:
+    """The models whose files have to be here, by name: those of pools that load them."""
+    loading = {pool.model for pool in settings.pool if pool.engine == "llamacpp"}
+    return {model.name: model for model in settings.model if model.name in loading}
+
+
+def make_plan(settings: Settings, files: Mapping[str, ModelFiles], served: Mapping[str, str] | None = None) -> Plan:
+    """The plan for settings with defaults, the files of each model in `sources`, and what external models call themselves.
+
+    A model named `auto` takes the name of what was found for it.
+    """
+    taken = {name.lower() for model in settings.model for name in (model.name, *model.aliases)}
+    models = tuple(_model_view(model, files.get(model.name), taken, served or {}) for model in settings.model)
+    names = {model.name: view.name for model, view in zip(settings.model, models, strict=True)}
+    replicas: list[ReplicaSpec] = []
+    for pool in settings.pool:
+        for number in range(len(pool.urls) if pool.engine == "external" else pool.replicas):
+            spec = ReplicaSpec(
+                id=f"{pool.name}-{number}",
+                pool=pool.name,
+                model=names[pool.model],
+                engine=pool.engine,
+                options=pool.engine_options(),
+                files=files.get(pool.model) if pool.engine == "llamacpp" else None,
+                url=pool.urls[number].rstrip("/") if pool.engine == "external" else "",
+            )
+            replicas.append(_with_digest(spec))
+    return Plan(models, tuple(replicas))
+
+
+def _model_view(
+    model: ModelSettings, files: ModelFiles | None, taken: set[str], served: Mapping[str, str]
+) -> ModelView:
+    name = model.name
+    found = files.name if files is not None else served.get(name, "")
+    if name == "auto" and found:
+        name = found
+    also = [found, *(files.aliases if files is not None else ())]
+    aliases = dict.fromkeys([*model.aliases, *(alias for alias in also if alias and alias.lower() not in taken)])
+    aliases.pop(name, None)
+    return ModelView(
+        name=name,
+        aliases=tuple(aliases),
+        defaults=model.defaults.sampling() if model.defaults else Sampling(),
+        context_tokens=files.context_tokens if files is not None else None,
+    )
+
+
+def _pool_name(model: str, pools: list[PoolSettings]) -> str:
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in model.lower())
+    base = letters.rsplit("/", 1)[-1].strip("-")[:24] or "pool"
+    names = {pool.name for pool in pools}
+    return next(
+        name for number in range(len(names) + 1) if (name := f"{base}-{number}" if number else base) not in names
+    )
+
+
+def _with_digest(spec: ReplicaSpec) -> ReplicaSpec:
+    what = {
+        "engine": spec.engine,
+        "model": spec.model,
+        "options": spec.options.model_dump(mode="json"),
+        "path": str(spec.files.path) if spec.files else "",
+        "version": spec.files.digest if spec.files else "",
+        "url": spec.url,
+    }
+    return replace(spec, digest=digest(what))
+
+
+def digest(what: Mapping[str, object]) -> str:
+    """The digest of what a process is started with; another version of the code, or another Python, is another process."""
+    whole = {**what, "code": __version__, "python": sys.executable}
+    return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:16]

@@ -1,0 +1,71 @@
+"""What the gateways are told, made from settings, plan, the state of each replica, and keys. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate.config import GatewaySettings, is_loopback
+from tidegate.control.plan import Plan, ReplicaSpec
+from tidegate.engines.base import EngineFacts
+from tidegate.types import DialectName, FleetSnapshot, KeyView, ReplicaState, ReplicaView
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """What control knows of a replica at this moment."""
+
+    state: ReplicaState = ReplicaState.STARTING
+    url: str = ""
+    dialect: DialectName = DialectName.OPENAI
+    api_key: str = ""
+    facts: EngineFacts | None = None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the store says about keys; our own service key comes on top."""
+
+    views: tuple[KeyView, ...] = ()
+    required: bool = False
+
+
+def build(
+    number: int,
+    *,
+    settings: GatewaySettings,
+    plan: Plan,
+    status: Mapping[str, ReplicaStatus],
+    keys: Keys,
+    service: Sequence[KeyView] = (),
+) -> FleetSnapshot:
+    """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming."""
+    return FleetSnapshot(
+        number=number,
+        models=plan.models,
+        replicas=tuple(_replica(spec, status.get(spec.id, ReplicaStatus())) for spec in plan.replicas),
+        keys=(*keys.views, *service),
+        keys_required=keys_required(settings, keys),
+        options=settings.options(),
+    )
+
+
+def keys_required(settings: GatewaySettings, keys: Keys) -> bool:
+    """From the first key on, and wherever others than this machine can connect, unless that was asked for."""
+    return keys.required or not (is_loopback(settings.listen) or settings.allow_anonymous)
+
+
+def _replica(spec: ReplicaSpec, status: ReplicaStatus) -> ReplicaView:
+    facts = status.facts
+    return ReplicaView(
+        id=spec.id,
+        pool=spec.pool,
+        model=spec.model,
+        url=status.url,
+        dialect=status.dialect,
+        state=status.state,
+        version=(facts.version if facts else "") or (spec.files.digest if spec.files else ""),
+        served_name=facts.served_name if facts else "",
+        api_key=status.api_key,
+        slots=facts.slots if facts else None,
+        context_tokens=facts.context_tokens if facts else None,
+        embeddings=facts.embeddings if facts else False,
+    )

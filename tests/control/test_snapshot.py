@@ -1,0 +1,49 @@
+import pytest
+
+from tidegate.config import GatewaySettings, load
+from tidegate.control.plan import make_plan, with_defaults
+from tidegate.control.snapshot import Keys, ReplicaStatus, build, keys_required
+from tidegate.engines.base import EngineFacts
+from tidegate.types import DialectName, KeyView, ReplicaState
+
+KEY = KeyView(digest="k", name="lan", tenant="default")
+SERVICE = KeyView(digest="s", name="chat", tenant="service", service=True)
+
+
+@pytest.fixture
+def plan():
+    return make_plan(
+        with_defaults(load(None, {"pool": [{"name": "p", "model": "m", "engine": "fake", "replicas": 2}]})), {}
+    )
+
+
+def test_replicas_that_are_still_coming_are_told_too(plan):
+    ready = ReplicaStatus(
+        ReplicaState.READY,
+        "http://127.0.0.1:1",
+        DialectName.VLLM,
+        "secret",
+        EngineFacts(4, 2048, 0.1, served_name="m0"),
+    )
+    snapshot = build(7, settings=GatewaySettings(), plan=plan, status={"p-1": ready}, keys=Keys(), service=(SERVICE,))
+    coming, there = snapshot.replicas
+    assert (snapshot.number, snapshot.keys) == (7, (SERVICE,))
+    assert (coming.state, coming.url) == (ReplicaState.STARTING, "")
+    assert (there.state, there.url, there.slots, there.served_name) == (ReplicaState.READY, ready.url, 4, "m0")
+    assert there.api_key == "secret"
+
+
+@pytest.mark.parametrize(
+    ("listen", "anonymous", "keys", "required"),
+    [
+        ("127.0.0.1:8000", False, Keys(), False),
+        ("127.0.0.1:8000", False, Keys((KEY,), required=True), True),
+        ("0.0.0.0:8000", False, Keys((KEY,), required=True), True),
+        ("0.0.0.0:8000", False, Keys(), True),
+        ("0.0.0.0:8000", True, Keys(), False),
+        ("[::1]:8000", False, Keys(), False),
+        ("localhost:8000", False, Keys(), False),
+    ],
+)
+def test_keys_are_required_from_the_first_on_and_wherever_others_can_connect(listen, anonymous, keys, required):
+    assert keys_required(GatewaySettings(listen=listen, allow_anonymous=anonymous), keys) is required
