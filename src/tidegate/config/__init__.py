@@ -1,0 +1,54 @@
+"""The settings: frozen, checked at the start, and the only reader of the environment.
+
+A setting comes, in this order of precedence, from a command-line flag, an environment variable
+(`TIDEGATE_GATEWAY__LISTEN` is `gateway.listen`), the settings file, its default. Lists (`[[model]]`, `[[pool]]`) come
+from the file or, as JSON, from one variable (`TIDEGATE_MODEL`). Secrets are never settings: only `*_file` is.
+
+`tidegate.example.toml` shows every key; it is made from `sections` by `example`, and a test holds it to them.
+"""
+
+from tidegate.config.addresses import Address, is_loopback, split_address
+from tidegate.config.environment import HubEnvironment, hub_environment, terminal_language
+from tidegate.config.loading import FILE_NAME, Explained, explain, find_file, load
+from tidegate.config.sections import (
+    AdminSettings,
+    ChatSettings,
+    ExternalOptions,
+    FakeOptions,
+    GatewaySettings,
+    LlamaCppOptions,
+    LogSettings,
+    ModelSettings,
+    PoolSettings,
+    SamplingSettings,
+    Section,
+    Settings,
+    StoreSettings,
+)
+
+__all__ = [
+    "FILE_NAME",
+    "Address",
+    "AdminSettings",
+    "ChatSettings",
+    "Explained",
+    "ExternalOptions",
+    "FakeOptions",
+    "GatewaySettings",
+    "HubEnvironment",
+    "LlamaCppOptions",
+    "LogSettings",
+    "ModelSettings",
+    "PoolSettings",
+    "SamplingSettings",
+    "Section",
+    "Settings",
+    "StoreSettings",
+    "explain",
+    "find_file",
+    "hub_environment",
+    "is_loopback",
+    "load",
+    "split_address",
+    "terminal_language",
+]

@@ -1,0 +1,260 @@
+"""Every setting, once: its type, its default, its bounds, and the docstring that the example file shows as its meaning."""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from tidegate.config.addresses import Address
+from tidegate.types import GatewayOptions, Sampling
+
+
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a network, as in 10.0.0.0/8") from None
+    return value
+
+
+def _origin(value: str) -> str:
+    parts = urlsplit(value)
+    if value != "*" and (not parts.scheme or not parts.netloc or value != f"{parts.scheme}://{parts.netloc}"):
+        raise ValueError(f'{value!r} is not an origin, as in https://app.example, or "*" for all')
+    return value
+
+
+def _path(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"{value!r} is not a path that begins with /")
+    return value
+
+
+def _engine_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{value!r} is not the URL of an engine, as in http://127.0.0.1:8100")
+    return value
+
+
+Network = Annotated[str, AfterValidator(_network)]
+Origin = Annotated[str, AfterValidator(_origin)]
+UrlPath = Annotated[str, AfterValidator(_path)]
+EngineUrl = Annotated[str, AfterValidator(_engine_url)]
+
+
+class Section(BaseModel):
+    """A part of the settings file. Unknown keys are errors, so that a typing mistake is never silently ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class GatewaySettings(Section):
+    """The data port: the OpenAI API that clients use."""
+
+    listen: Address = "127.0.0.1:8000"
+    """Address and port; ":8000" listens on every address, which needs a key (or allow_anonymous)."""
+    allow_anonymous: bool = False
+    """Answer other machines too although there is no key."""
+    tls_cert_file: Path | None = Field(None, examples=["/etc/tidegate/cert.pem"])
+    """Certificate chain (PEM); with it the port speaks HTTPS. A path in this file is relative to this file."""
+    tls_key_file: Path | None = Field(None, examples=["/etc/tidegate/key.pem"])
+    """Private key of the certificate (PEM, no passphrase)."""
+    max_head_bytes: int = Field(32 * 1024, ge=1024)
+    """Largest request line and headers together; more gets 431."""
+    max_headers: int = Field(100, ge=10)
+    """Most headers of a request; more gets 431."""
+    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024)
+    """Largest body of a request; more gets 413."""
+    head_timeout_s: float = Field(10.0, gt=0)
+    """Longest time from the first byte of a request to the end of its head."""
+    body_timeout_s: float = Field(60.0, gt=0)
+    """Longest time without a byte of a request's body."""
+    idle_timeout_s: float = Field(75.0, gt=0)
+    """How long a connection without a request is kept open."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+    """Longest time to connect to an engine."""
+    write_timeout_s: float = Field(60.0, gt=0)
+    """Longest time a client may read nothing while bytes wait for it."""
+    max_connections: int = Field(20_000, ge=1)
+    """Most connections of clients at once; the limit of open files (ulimit -n) must be higher."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages' origins that may call the API from a browser, such as "https://app.example"; "*" for all."""
+    metrics_allow: tuple[Network, ...] = ()
+    """Networks, besides loopback, that may read /metrics, such as "10.0.0.0/8"."""
+    extra_paths: tuple[UrlPath, ...] = ()
+    """Engine paths allowed beyond those known to be harmless, such as "/v1/score"."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names, besides loopback and the listen address, that are answered without a key."""
+    drain_timeout_s: float = Field(30.0, ge=0)
+    """How long streams may take to finish at the end; then they are cut."""
+
+    def options(self) -> GatewayOptions:
+        """The part of this section that the data path is given."""
+        return GatewayOptions(**{name: getattr(self, name) for name in GatewayOptions.__struct_fields__})
+
+
+class AdminSettings(Section):
+    """The admin port: status and orders, for those who hold the token in run/admin.json."""
+
+    listen: Address = "127.0.0.1:8001"
+    """Address and port."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names, besides loopback and the listen address, that it answers to."""
+
+
+class ChatSettings(Section):
+    """The chat page."""
+
+    enabled: bool = True
+    """Whether there is one."""
+    listen: Address = "127.0.0.1:8080"
+    """Address and port."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names, besides loopback and the listen address, that it answers to."""
+    language: Literal["auto", "en-US", "zh-CN"] = "auto"
+    """Language of the page: "en-US", "zh-CN", or "auto" for the browser's."""
+    system_prompt: str = ""
+    """What the model is told before every conversation."""
+    history_tokens: int = Field(1536, ge=64)
+    """About how much of a conversation goes with each question; the oldest turns are left out first."""
+
+
+class StoreSettings(Section):
+    """Where state is kept."""
+
+    home: Path | None = Field(None, examples=["/srv/tidegate"])
+    """The data folder; TIDEGATE_HOME is short for it. Default: ~/.local/share/tidegate."""
+    url: str | None = Field(None, examples=["postgresql://tidegate@db.example/tidegate"])
+    """SQLAlchemy URL of the database. Default: SQLite, in state.db in the data folder."""
+    password_file: Path | None = Field(None, examples=["/etc/tidegate/db-password"])
+    """File that holds the database's password, so that the URL need not."""
+
+
+class LogSettings(Section):
+    """The log on the terminal and in logs/tidegate.log."""
+
+    format: Literal["text", "json"] = "text"
+    """"text" ([time] LEVEL event key=value) or "json" (one object a line)."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is told: "debug", "info", "warning" or "error"."""
+    max_bytes: int = Field(20 * 1024 * 1024, ge=64 * 1024)
+    """Size at which the file is put aside and a new one begun."""
+    backups: int = Field(5, ge=0)
+    """How many of the files put aside are kept."""
+
+
+class SamplingSettings(Section):
+    """Put into requests that do not say otherwise; what is not given here is the engine's own default."""
+
+    max_tokens: int | None = Field(None, ge=1, examples=[512])
+    """Longest answer."""
+    temperature: float | None = Field(None, ge=0, le=2, examples=[0.7])
+    """0 always takes the likeliest token."""
+    top_p: float | None = Field(None, gt=0, le=1, examples=[0.9])
+    """Take from the likeliest tokens that together have this probability."""
+    top_k: int | None = Field(None, ge=0, examples=[40])
+    """Take from this many of the likeliest tokens."""
+    repetition_penalty: float | None = Field(None, gt=0, examples=[1.05])
+    """Above 1, tokens that were used already become less likely."""
+
+    def sampling(self) -> Sampling:
+        return Sampling(**self.model_dump())
+
+
+class ModelSettings(Section):
+    """A name clients ask for, and where its files come from. Without any [[model]], the best one to be had is served."""
+
+    name: str = Field(min_length=1, examples=["ernie-4.5-0.3b"])
+    """The name."""
+    aliases: tuple[str, ...] = ()
+    """Other names for it."""
+    source: str = "auto"
+    """"auto", "demo", a name of the catalogue (`tidegate models list`), "ORG/NAME" on a hub, or a path."""
+    quantisation: Literal["auto", "Q8_0", "Q4_0", "BF16"] = "auto"
+    """Precision of the weights: "Q8_0", "Q4_0", "BF16", or "auto" for the best that this machine runs well."""
+    defaults: SamplingSettings = SamplingSettings()
+
+
+class LlamaCppOptions(Section):
+    """For engine = "llamacpp"; what is not given follows from the machine."""
+
+    slots: int | None = Field(None, ge=1, le=256, examples=[4])
+    """Sequences at once."""
+    context_tokens: int | None = Field(None, ge=128, examples=[4096])
+    """Prompt plus answer of one request."""
+    threads: int | None = Field(None, ge=1, examples=[2])
+    """Threads of one engine."""
+    batch_tokens: int = Field(512, ge=16)
+    """Most tokens of all sequences in one step."""
+    micro_batch_tokens: int = Field(256, ge=16)
+    """Tokens computed together; more is faster on prompts and makes the others' next token wait longer."""
+    memory_fraction: float = Field(0.9, gt=0, le=1)
+    """Share of the free memory that weights and KV cache may take."""
+
+
+class FakeOptions(Section):
+    """For engine = "fake", an engine without a model, for trials of everything around it."""
+
+    slots: int = Field(32, ge=1)
+    """Sequences at once."""
+    tokens: int = Field(64, ge=1)
+    """Tokens of an answer."""
+    gap_ms: float = Field(10.0, ge=0)
+    """Time between two tokens."""
+    first_ms: float = Field(0.0, ge=0)
+    """Time to the first token."""
+
+
+class ExternalOptions(Section):
+    """For engine = "external", engines that run already at `urls`."""
+
+    dialect: Literal["auto", "vllm", "llamacpp", "openai"] = "auto"
+    """What they are: "vllm", "llamacpp", "openai" for any other, or "auto" to find out."""
+    served_name: str = ""
+    """The model name they want in a request; empty for the one they report."""
+    api_key_file: Path | None = Field(None, examples=["/etc/tidegate/engine-key"])
+    """File that holds the key they want."""
+    slots: int | None = Field(None, ge=1, examples=[64])
+    """Sequences that one of them runs at once, if it does not say."""
+
+
+class PoolSettings(Section):
+    """Replicas of one model on one kind of engine. Without any [[pool]], each model gets one replica on llama.cpp."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$", examples=["default"])
+    """The name; its replicas are called NAME-0, NAME-1 …"""
+    model: str = Field(examples=["ernie-4.5-0.3b"])
+    """Name of a [[model]], or of the catalogue."""
+    engine: Literal["llamacpp", "external", "fake"] = "llamacpp"
+    """"llamacpp" (runs here), "external" (runs already, at `urls`) or "fake"."""
+    replicas: int = Field(1, ge=1, le=64)
+    """How many engines are started; external ones are as many as `urls`."""
+    urls: tuple[EngineUrl, ...] = ()
+    """Where external engines are, such as "http://10.0.0.5:8000"."""
+    options: dict[str, Any] = {}
+
+    OPTIONS: ClassVar[Mapping[str, type[Section]]] = {
+        "llamacpp": LlamaCppOptions,
+        "external": ExternalOptions,
+        "fake": FakeOptions,
+    }
+
+    def engine_options(self) -> Section:
+        """`options`, checked against what the engine knows. Raises pydantic's ValidationError."""
+        return self.OPTIONS[self.engine].model_validate(self.options)
+
+
+class Settings(Section):
+    """All settings. `load` makes them from flags, environment and file."""
+
+    gateway: GatewaySettings = GatewaySettings()
+    admin: AdminSettings = AdminSettings()
+    chat: ChatSettings = ChatSettings()
+    store: StoreSettings = StoreSettings()
+    log: LogSettings = LogSettings()
+    model: tuple[ModelSettings, ...] = ()
+    pool: tuple[PoolSettings, ...] = ()
