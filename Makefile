@@ -1,0 +1,26 @@
+# What a user and a contributor type. Every target does its own set-up; all the work is in scripts/.
+
+.PHONY: help up setup test check lock
+
+help:
+	@echo "make up      install what is needed, start everything, say what to open"
+	@echo "             ARGS='--model demo --api-port 9000' hands flags to 'tidegate up'"
+	@echo "make setup   only the set-up: .venv with all that running and testing need"
+	@echo "make test    all tests; ARGS='tests/http -k drain' hands arguments to pytest"
+	@echo "make check   ruff, mypy, import-linter"
+	@echo "make lock    write requirements/*.txt anew from pyproject.toml"
+
+up:
+	@scripts/up $(ARGS)
+
+setup:
+	@scripts/setup dev
+
+test:
+	@scripts/test $(ARGS)
+
+check:
+	@scripts/check
+
+lock:
+	@scripts/lock $(ARGS)
