@@ -2,7 +2,7 @@ import pytest
 
 from tidegate.config import GatewaySettings, load
 from tidegate.control.plan import make_plan, with_defaults
-from tidegate.control.snapshot import Keys, ReplicaStatus, build, keys_required
+from tidegate.control.snapshot import PENDING_URL, Keys, ReplicaStatus, build, keys_required
 from tidegate.engines.base import EngineFacts
 from tidegate.types import DialectName, KeyView, ReplicaState
 
@@ -28,7 +28,7 @@ def test_replicas_that_are_still_coming_are_told_too(plan):
     snapshot = build(7, settings=GatewaySettings(), plan=plan, status={"p-1": ready}, keys=Keys(), service=(SERVICE,))
     coming, there = snapshot.replicas
     assert (snapshot.number, snapshot.keys) == (7, (SERVICE,))
-    assert (coming.state, coming.url) == (ReplicaState.STARTING, "")
+    assert (coming.state, coming.url) == (ReplicaState.STARTING, PENDING_URL)
     assert (there.state, there.url, there.slots, there.served_name) == (ReplicaState.READY, ready.url, 4, "m0")
     assert there.api_key == "secret"
 

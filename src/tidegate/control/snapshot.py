@@ -8,13 +8,16 @@ from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.engines.base import EngineFacts
 from tidegate.types import DialectName, FleetSnapshot, KeyView, ReplicaState, ReplicaView
 
+PENDING_URL = "http://127.0.0.1:0"
+"""Of a replica that has no address yet; nothing can ever listen there, and only READY replicas are asked."""
+
 
 @dataclass(frozen=True)
 class ReplicaStatus:
     """What control knows of a replica at this moment."""
 
     state: ReplicaState = ReplicaState.STARTING
-    url: str = ""
+    url: str = PENDING_URL
     dialect: DialectName = DialectName.OPENAI
     api_key: str = ""
     facts: EngineFacts | None = None

@@ -15,9 +15,10 @@ from typing import Self
 
 import msgspec
 
+from tidegate.engines.base import EngineFacts
 from tidegate.errors import HomeLockedError
 from tidegate.home import Home, write_private
-from tidegate.types import ProcessId
+from tidegate.types import DialectName, ProcessId
 
 
 class ProcessKind(StrEnum):
@@ -40,6 +41,8 @@ class ProcessRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Known once it answers; without it the process cannot be adopted."""
     api_key: str = ""
     """The engine's own key."""
+    dialect: DialectName | None = None
+    facts: EngineFacts | None = None
 
 
 class AdminAddress(msgspec.Struct, frozen=True):

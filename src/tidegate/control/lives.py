@@ -1,0 +1,210 @@
+"""The lives a keeper keeps: of a gateway, of the chat page, of an engine. Each may be one that goes on from before."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tidegate.config import split_address
+from tidegate.control.gateways import Gateways
+from tidegate.control.launch import Launcher
+from tidegate.control.plan import ReplicaSpec
+from tidegate.control.state import ProcessKind, ProcessRecord
+from tidegate.engines.base import Child, Engine, EngineFacts, Spawn
+from tidegate.errors import EngineStartError
+from tidegate.fleet.local import LocalChild
+from tidegate.types import DialectName
+
+GATEWAY_START_S = 30.0
+CHAT_START_S = 120.0
+"""On two busy cores, with nothing compiled yet, Chainlit's imports take their time."""
+ADOPTION_CHECK_S = 2.0
+POLL_S = 0.05
+
+Result = TypeVar("Result")
+
+
+class GatewayLife:
+    """A gateway process: ready once it works with our first snapshot."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        gateways: Gateways,
+        argv: Sequence[str],
+        *,
+        digest: str,
+        listening: socket.socket,
+        url: str,
+        child: LocalChild | None = None,
+    ) -> None:
+        self.child = child
+        self._launcher, self._gateways = launcher, gateways
+        self._argv, self._digest, self._listening, self._url = argv, digest, listening, url
+
+    async def start(self) -> None:
+        if self.child is None:
+            descriptor = self._listening.fileno()
+            argv = [*self._argv, "--listen-fd", str(descriptor)]
+            self.child = await self._launcher.start(
+                "gateway", ProcessKind.GATEWAY, self._digest, argv, pass_fds=(descriptor,)
+            )
+
+    async def ready(self) -> None:
+        assert self.child is not None  # noqa: S101 - started
+        arriving = self._gateways.arrival(self.child.id, snapshot=1, timeout_s=GATEWAY_START_S)
+        if await unless_it_ends("gateway", self.child, arriving) is None:
+            raise EngineStartError(f"the gateway did not greet control within {GATEWAY_START_S:g} s")
+        _answers(self._launcher, "gateway", self._url)
+
+    async def stop(self, grace_s: float) -> None:
+        await _stop(self._launcher, "gateway", self.child, grace_s)
+
+
+class ChatLife:
+    """The chat page's process: ready once it answers a request."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        argv: Sequence[str],
+        *,
+        digest: str,
+        address: str,
+        url: str,
+        child: LocalChild | None = None,
+    ) -> None:
+        self.child = child
+        self._launcher, self._argv, self._digest = launcher, argv, digest
+        self._address, self._url = address, url
+
+    async def start(self) -> None:
+        if self.child is None:
+            self.child = await self._launcher.start("chat", ProcessKind.CHAT, self._digest, self._argv)
+            _answers(self._launcher, "chat", self._url)  # its address is known before it answers, port 0 resolved
+
+    async def ready(self) -> None:
+        assert self.child is not None  # noqa: S101 - started
+        if not await unless_it_ends("chat page", self.child, _answering(self._address, CHAT_START_S)):
+            raise EngineStartError(f"the chat page did not answer within {CHAT_START_S:g} s")
+
+    async def stop(self, grace_s: float) -> None:
+        await _stop(self._launcher, "chat", self.child, grace_s)
+
+
+class EngineLife:
+    """An engine of ours, or one given by its URL."""
+
+    def __init__(self, launcher: Launcher, spec: ReplicaSpec, make: Callable[[ReplicaSpec, Spawn], Engine]) -> None:
+        self.facts: EngineFacts | None = None
+        self._launcher, self._spec = launcher, spec
+        self._engine = make(spec, self._spawn)
+
+    @property
+    def child(self) -> Child | None:
+        return self._engine.child
+
+    @property
+    def url(self) -> str:
+        return self._engine.url
+
+    @property
+    def api_key(self) -> str:
+        return self._engine.api_key
+
+    @property
+    def dialect(self) -> DialectName:
+        return self._engine.dialect
+
+    async def start(self) -> None:
+        await self._engine.start()
+
+    async def ready(self) -> None:
+        self.facts = await self._engine.ready()
+        record = self._launcher.records.get(self._spec.id)
+        if record is not None:
+            self._launcher.answers(record, self.url, api_key=self.api_key, dialect=self.dialect, facts=self.facts)
+
+    async def stop(self, grace_s: float) -> None:
+        child = self._engine.child
+        await self._engine.stop(grace_s)
+        if child is not None:
+            self._launcher.ended(self._spec.id, child.id)
+
+    async def _spawn(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> LocalChild:
+        return await self._launcher.start(self._spec.id, ProcessKind.ENGINE, self._spec.digest, argv, env=env, log=log)
+
+
+class AdoptedEngineLife:
+    """An engine that an earlier control started and found ready. It may be busy: that it can be connected to is enough."""
+
+    def __init__(self, launcher: Launcher, record: ProcessRecord, child: LocalChild) -> None:
+        self.child: LocalChild = child
+        self.url, self.api_key = record.url, record.api_key
+        self.dialect = record.dialect or DialectName.OPENAI
+        self.facts = record.facts
+        self._launcher, self._record = launcher, record
+
+    async def start(self) -> None:
+        """It runs."""
+
+    async def ready(self) -> None:
+        host, port = split_address(self.url.removeprefix("http://"))
+        try:
+            async with asyncio.timeout(ADOPTION_CHECK_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            raise EngineStartError(f"an engine from before does not answer at {self.url}: {error}") from error
+        writer.close()
+
+    async def stop(self, grace_s: float) -> None:
+        await _stop(self._launcher, self._record.name, self.child, grace_s)
+
+
+async def unless_it_ends(what: str, child: Child, work: Coroutine[None, None, Result]) -> Result:
+    """The result of `work`; EngineStartError if the child ends first."""
+    loop = asyncio.get_running_loop()
+    working, ending = loop.create_task(work), loop.create_task(child.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise EngineStartError(f"the {what} ended before it was ready, with status {ending.result()}")
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _answering(address: str, timeout_s: float) -> bool:
+    """Whether something at HOST:PORT answers a GET within the time."""
+    host, port = split_address(address)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    request = f"GET / HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n".encode()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with contextlib.suppress(OSError):
+                    reader, writer = await asyncio.open_connection(host, port)
+                    try:
+                        writer.write(request)
+                        if (await reader.readline()).startswith(b"HTTP/1."):
+                            return True
+                    finally:
+                        writer.close()
+                await asyncio.sleep(POLL_S)
+    return False
+
+
+def _answers(launcher: Launcher, name: str, url: str) -> None:
+    record = launcher.records.get(name)
+    if record is not None:
+        launcher.answers(record, url)
+
+
+async def _stop(launcher: Launcher, name: str, child: LocalChild | None, grace_s: float) -> None:
+    if child is not None:
+        await child.stop(grace_s)
+        launcher.ended(name, child.id)
