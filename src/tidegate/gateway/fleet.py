@@ -1,34 +1,54 @@
 """The fleet as this process sees it: the last snapshot, and what is in flight on each replica."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from tidegate.dialects import DIALECTS, Dialect
-from tidegate.errors import NotFound
+from tidegate.errors import BadRequest, NotFound
 from tidegate.http import Endpoint
-from tidegate.types import FleetSnapshot, ModelView, ReplicaReport, ReplicaState, ReplicaView
+from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView
+
+EMBEDDINGS: Final = "/v1/embeddings"
 
 
 class Replica:
     """One replica, alive across snapshots for as long as its address and version stay."""
 
-    __slots__ = ("dialect", "endpoint", "failures", "head", "in_flight", "requests", "unreachable_since", "view")
+    __slots__ = (
+        "dialect",
+        "endpoint",
+        "extra_paths",
+        "failures",
+        "head",
+        "in_flight",
+        "requests",
+        "unreachable_since",
+        "view",
+    )
 
-    def __init__(self, view: ReplicaView, connect_timeout_s: float) -> None:
-        self.endpoint = Endpoint(view.url, connect_timeout_s=connect_timeout_s)
+    def __init__(self, view: ReplicaView, options: GatewayOptions) -> None:
+        self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s)
         self.in_flight = self.requests = self.failures = 0
         self.unreachable_since: float | None = None
         """Loop time of the first of the connection failures that nothing good has followed."""
-        self.see(view)
+        self.see(view, options)
 
-    def see(self, view: ReplicaView) -> None:
+    def see(self, view: ReplicaView, options: GatewayOptions) -> None:
         """Take what a new snapshot says of it."""
         self.view = view
+        self.extra_paths = frozenset(options.extra_paths)
         self.dialect: Dialect = DIALECTS[view.dialect]
         lines = [b"host: %b\r\n" % self.endpoint.host_header]
         if view.api_key:
             lines.append(b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1"))
         self.head = b"".join(lines)
         """The headers every request to it carries."""
+
+    def answers(self, path: str) -> bool:
+        """Whether this kind of engine may be asked for a path."""
+        if path == EMBEDDINGS and not self.view.embeddings:
+            return False
+        return path in self.dialect.paths or path in self.extra_paths
 
     def report(self) -> ReplicaReport:
         return ReplicaReport(
@@ -50,9 +70,26 @@ class ModelEntry:
         self.name = view.name
         self.replicas = replicas
 
-    def askable(self) -> list[Replica]:
-        """The replicas that may be given new work."""
-        return [replica for replica in self.replicas if replica.view.state is ReplicaState.READY]
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served."""
+        return any(replica.view.state is ReplicaState.READY for replica in self.replicas)
+
+    def askable(self, path: str) -> list[Replica]:
+        """The replicas that may be given new work on this path.
+
+        Raises NotFound or BadRequest where this model's engines do not have it at all.
+        """
+        found = [r for r in self.replicas if r.view.state is ReplicaState.READY and r.answers(path)]
+        if not found and self.replicas and not any(r.answers(path) for r in self.replicas):
+            if path == EMBEDDINGS:
+                raise BadRequest(
+                    f"the model {self.name!r} does not make embeddings; it answers chat and text completions",
+                    code="embeddings_not_supported",
+                    param="model",
+                )
+            raise NotFound(f"the engines of {self.name!r} do not have {path}", code="unknown_path")
+        return found
 
 
 class Fleet:
@@ -70,9 +107,9 @@ class Fleet:
         for view in snapshot.replicas:
             replica = self.replicas.get(view.id)
             if replica is None or (replica.view.url, replica.view.version) != (view.url, view.version):
-                replica = Replica(view, snapshot.options.connect_timeout_s)
+                replica = Replica(view, snapshot.options)
             else:
-                replica.see(view)
+                replica.see(view, snapshot.options)
             replicas[view.id] = replica
         for key, old in self.replicas.items():
             if replicas.get(key) is not old:
@@ -106,6 +143,13 @@ class Fleet:
         yield from self.models
         for entry in self.models.values():
             yield from (alias for alias in entry.view.aliases if self._by_name.get(alias) is entry)
+
+    def paths(self) -> frozenset[str]:
+        """Every path that any engine here may be asked for."""
+        allowed: set[str] = set(self.snapshot.options.extra_paths)
+        for dialect in {r.dialect.name: r.dialect for r in self.replicas.values()}.values() or DIALECTS.values():
+            allowed |= dialect.paths
+        return frozenset(allowed)
 
     def close(self) -> None:
         """Close every idle connection."""

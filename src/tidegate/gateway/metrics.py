@@ -102,7 +102,9 @@ class Metrics(Collector):
             "tidegate_request_duration_seconds", "From the whole request to the last byte.", labels=("model",)
         )
         first = HistogramMetricFamily(
-            "tidegate_time_to_first_byte_seconds", "From the whole request to the answer's first byte.", labels=("model",)
+            "tidegate_time_to_first_byte_seconds",
+            "From the whole request to the answer's first byte.",
+            labels=("model",),
         )
         for name, counters in self._models.items():
             in_flight.add_metric((name,), counters.in_flight)
@@ -112,7 +114,9 @@ class Metrics(Collector):
                 family.add_metric((name,), buckets=histogram.cumulative(), sum_value=histogram.sum)
         yield from (requests, in_flight, duration, first)
         refused = CounterMetricFamily(
-            "tidegate_requests_refused", "Requests answered with an error before a replica was asked.", labels=("status", "code")
+            "tidegate_requests_refused",
+            "Requests answered with an error before a replica was asked.",
+            labels=("status", "code"),
         )
         for (status, code), count in self.refused.items():
             refused.add_metric((str(status), code), count)
@@ -124,7 +128,9 @@ class Metrics(Collector):
         busy = GaugeMetricFamily("tidegate_replica_in_flight", "Requests on a replica.", labels=("replica",))
         asked = CounterMetricFamily("tidegate_replica_requests", "Times a replica was asked.", labels=("replica",))
         failed = CounterMetricFamily("tidegate_replica_failures", "Answers a replica broke off.", labels=("replica",))
-        reachable = GaugeMetricFamily("tidegate_replica_reachable", "1 while it can be connected to.", labels=("replica",))
+        reachable = GaugeMetricFamily(
+            "tidegate_replica_reachable", "1 while it can be connected to.", labels=("replica",)
+        )
         for report in self.replicas():
             label = (report.id,)
             busy.add_metric(label, report.in_flight)

@@ -36,7 +36,7 @@ class Host(Protocol):
         """A number in [0, 1)."""
 
     def now(self) -> float:
-        """The loop's time."""
+        """Monotonic seconds."""
 
     def spawn(self, connecting: "Flight", replica: Replica) -> asyncio.Task[None]:
         """Run `connecting.connect(replica)`."""
@@ -58,7 +58,9 @@ class Flight:
         "_head", "_host", "_id", "_intake", "_passing", "_refused", "_replica", "_started_s", "_status", "_tail",
     )  # fmt: skip
 
-    def __init__(self, host: Host, exchange: Exchange, intake: Intake, request_id: bytes, counters: ModelCounters) -> None:
+    def __init__(
+        self, host: Host, exchange: Exchange, intake: Intake, request_id: bytes, counters: ModelCounters
+    ) -> None:
         self._host = host
         self._exchange = exchange
         self._intake = intake
@@ -83,33 +85,18 @@ class Flight:
     def launch(self) -> None:
         """Choose a replica and ask it. Raises RequestError where none can be asked; nothing has been counted then."""
         replica = self._choose()
-        if self._intake.path not in replica.dialect.paths and self._intake.path != "extra":
-            pass
-        counters = self._counters
-        counters.in_flight += 1
-        exchange = self._exchange
-        exchange.on_disconnect = self._client_gone
+        self._counters.in_flight += 1
+        self._exchange.on_disconnect = self._client_gone
         self._ask(replica)
 
     def _choose(self) -> Replica:
-        model = self._intake.model
-        askable = model.askable()
-        if self._intake.path == "/v1/embeddings":
-            askable = [r for r in askable if r.view.embeddings]
-            if not askable and model.replicas:
-                raise BadRequest(
-                    f"the model {model.name!r} does not make embeddings; it answers chat and text completions",
-                    code="embeddings_not_supported",
-                    param="model",
-                )
-        now = self._host.now()
-        good = [
-            r
-            for r in askable
-            if r.view.id not in self._refused
-            and (r.unreachable_since is None or now - r.unreachable_since > UNREACHABLE_S)
-        ]
-        replica = least_work_of_two(good or [r for r in askable if r.view.id not in self._refused], self._host.random)
+        model, refused = self._intake.model, self._refused
+        askable = model.askable(self._intake.path)
+        if refused:
+            askable = [r for r in askable if r.view.id not in refused]
+        long_ago = self._host.now() - UNREACHABLE_S
+        good = [r for r in askable if r.unreachable_since is None or r.unreachable_since < long_ago]
+        replica = least_work_of_two(good or askable, self._host.random)
         if replica is None:
             raise Unavailable(
                 f"no replica of {model.name!r} is ready; it is starting or being restarted",

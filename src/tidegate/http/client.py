@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections import deque
 from typing import Final, Protocol
 
@@ -234,7 +235,7 @@ class Endpoint:
         self._closed = False
 
     def take(self, now: float) -> Connection | None:
-        """An idle connection, the last one used first, or None; decided at once. `now` is the loop's time."""
+        """An idle connection, the last one used first, or None; decided at once. `now` is monotonic."""
         while self._idle:
             connection = self._idle.pop()
             if now - connection.idle_since < IDLE_S and not connection.transport.is_closing():
@@ -266,7 +267,7 @@ class Endpoint:
         if self._closed or connection.lost:
             connection.abort()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:

@@ -73,6 +73,7 @@ class Exchange:
         "_connection",
         "bytes_written",
         "chunked",
+        "extra_headers",
         "finished",
         "on_disconnect",
         "on_pause",
@@ -86,6 +87,8 @@ class Exchange:
         self.request = request
         self.started = self.finished = self.chunked = False
         self.bytes_written = 0
+        self.extra_headers: HeaderList = ()
+        """Headers that every answer to this request carries, whoever writes it."""
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
@@ -113,6 +116,7 @@ class Exchange:
         connection = self._connection
         head = [STATUS_LINES[status], connection.server.date_line]
         head += [b"%s: %s\r\n" % pair for pair in headers]
+        head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
         if status not in BODILESS:
             head.append(b"content-length: %d\r\n" % len(body))
         if self.request.method == b"HEAD" or status in BODILESS:
@@ -130,6 +134,7 @@ class Exchange:
         connection = self._connection
         head = [STATUS_LINES[status], connection.server.date_line]
         head += [b"%s: %s\r\n" % pair for pair in headers]
+        head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
         if self.request.http10:
             self.request.keep_alive = False
         else:

@@ -1,0 +1,217 @@
+"""The gateway: what each path of the data port does, and what every request goes through first."""
+
+import asyncio
+import itertools
+import random
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+from tidegate import logs, openai
+from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
+from tidegate.gateway.auth import Gatekeeper, in_networks, is_loopback
+from tidegate.gateway.cors import Cors
+from tidegate.gateway.fleet import Fleet, Replica
+from tidegate.gateway.intake import read_intake
+from tidegate.gateway.metrics import Metrics
+from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
+from tidegate.gateway.respond import answer_error, answer_json
+from tidegate.gateway.tokens import answer_tokens, read_tokens_request
+from tidegate.http import Exchange, HttpServer, Limits
+from tidegate.types import DataReport, FleetSnapshot, ProcessId
+
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+MODELS: Final = "/v1/models"
+
+
+class Gateway:
+    """One data process. `apply` gives it its fleet; `server` is what clients connect to."""
+
+    def __init__(self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId) -> None:
+        self.fleet = Fleet()
+        self.metrics = Metrics()
+        self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
+        self.now: Callable[[], float] = time.monotonic
+        self._loop = asyncio.get_running_loop()
+        self._listen_host = listen_host
+        self._process = process
+        self._created = int(time.time())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._id_prefix = f"req-{secrets.token_hex(5)}-".encode()
+        self._ids = itertools.count(1)
+        self._routes: dict[str, tuple[bytes, Callable[[Exchange], None]]] = {
+            MODELS: (b"GET", self._models),
+            "/health": (b"GET", self._health),
+            "/ready": (b"GET", self._ready),
+            "/metrics": (b"GET", self._metrics),
+            "/tokenize": (b"POST", self._tokens),
+            "/detokenize": (b"POST", self._tokens),
+        }
+        self.server = HttpServer(self.handle, refusal=_refusal)
+        self.apply(snapshot)
+        self.metrics.connections = lambda: len(self.server.connections)
+        self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
+        self._registry = CollectorRegistry()
+        self._registry.register(self.metrics)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+
+    def apply(self, snapshot: FleetSnapshot) -> None:
+        """Swap in a snapshot; requests in flight go on as they began."""
+        self.fleet.apply(snapshot)
+        options = snapshot.options
+        self.server.limits = Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
+        self._gatekeeper = Gatekeeper(snapshot, self._listen_host)
+        self._cors = Cors(options.cors_origins) if options.cors_origins else None
+        self._engine_paths = self.fleet.paths()
+
+    # every request
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request now, or begin to. No request ends the process."""
+        try:
+            self._route(exchange)
+        except RequestError as error:
+            self.metrics.refusal(error.status, error.code)
+            answer_error(exchange, error, [(b"x-request-id", self._request_id(exchange))])
+        except Exception:  # noqa: BLE001 - the border of the data path: one request's bug is that request's 500, and logged
+            logs.get().exception("request failed", path=exchange.request.path[:100])
+            answer_error(exchange, RequestError("the gateway failed; its log says why", code="internal_error"))
+
+    def _route(self, exchange: Exchange) -> None:
+        request = exchange.request
+        path = request.path
+        if self._cors is not None and self._cors.answer(exchange):
+            return
+        if path in self._engine_paths:
+            self._check_method(request.method, b"POST")
+            self._gatekeeper.admit(request, time.time())
+            self._forward(exchange, path)
+            return
+        route = self._routes.get(path)
+        if route is not None:
+            method, answer = route
+            self._check_method(request.method, method)
+            answer(exchange)
+        elif path.startswith(f"{MODELS}/"):
+            self._check_method(request.method, b"GET")
+            self._model(exchange, path.removeprefix(f"{MODELS}/"))
+        else:
+            raise NotFound(f"there is no {path[:100]} here", code="unknown_path")
+
+    @staticmethod
+    def _check_method(got: bytes, wanted: bytes) -> None:
+        if got != wanted and not (got == b"HEAD" and wanted == b"GET"):
+            raise MethodNotAllowed(
+                f"{got.decode('latin-1')} is not allowed here, {wanted.decode()} is", code="method_not_allowed"
+            )
+
+    def _request_id(self, exchange: Exchange) -> bytes:
+        given = exchange.request.headers.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        return b"%b%x" % (self._id_prefix, next(self._ids))
+
+    # engines
+
+    def _forward(self, exchange: Exchange, path: str) -> None:
+        if self.fleet.snapshot.draining:
+            raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1.0)
+        intake = read_intake(path, exchange.request.body, self.fleet)
+        counters = self.metrics.model(intake.model.name)
+        Flight(self, exchange, intake, self._request_id(exchange), counters).launch()
+
+    def spawn(self, connecting: Flight, replica: Replica) -> asyncio.Task[None]:
+        """Connect in the background; the pool had nothing idle."""
+        return self._task(connecting.connect(replica))
+
+    def _task(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _tokens(self, exchange: Exchange) -> None:
+        self._gatekeeper.admit(exchange.request, time.time())
+        model, request = read_tokens_request(exchange.request.path, exchange.request.body, self.fleet)
+        identifier = self._request_id(exchange)
+
+        async def answer() -> None:
+            headers = [(b"x-request-id", identifier)]
+            try:
+                answer_json(
+                    exchange, await answer_tokens(exchange.request.path, model, request, self.random()), headers
+                )
+            except RequestError as error:
+                self.metrics.refusal(error.status, error.code)
+                answer_error(exchange, error, headers)
+
+        task = self._task(answer())
+        exchange.on_disconnect = lambda: (task.cancel(), None)[1]
+
+    # the gateway's own
+
+    def _models(self, exchange: Exchange) -> None:
+        self._gatekeeper.admit(exchange.request, time.time())
+        views = (entry.view for entry in self.fleet.models.values())
+        exchange.respond(200, [openai.JSON], openai.model_list(views, self._created))
+
+    def _model(self, exchange: Exchange, name: str) -> None:
+        self._gatekeeper.admit(exchange.request, time.time())
+        answer_json(exchange, openai.model_object(self.fleet.model(name).view, self._created))
+
+    def _health(self, exchange: Exchange) -> None:
+        answer_json(exchange, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        waiting = [entry.name for entry in self.fleet.models.values() if not entry.ready]
+        if self.fleet.snapshot.draining or self.server.draining:
+            raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=NO_REPLICA_RETRY_S)
+        if waiting or not self.fleet.models:
+            names = ", ".join(waiting) or "any model"
+            raise Unavailable(
+                f"no replica is ready for {names}", code="no_replica_ready", retry_after_s=NO_REPLICA_RETRY_S
+            )
+        answer_json(exchange, {"status": "ready"})
+
+    def _metrics(self, exchange: Exchange) -> None:
+        peer = exchange.peer
+        if not is_loopback(peer) and not in_networks(peer, self.fleet.snapshot.options.metrics_allow):
+            raise Forbidden("metrics are for loopback and the networks in gateway.metrics_allow", code="forbidden")
+        if any(name in exchange.request.headers for name in (b"x-forwarded-for", b"forwarded")):
+            raise Forbidden("metrics are not for forwarded requests", code="forbidden")
+        exchange.respond(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(self._registry))
+
+    # control
+
+    def report(self) -> DataReport:
+        """What control is told every second."""
+        return DataReport(
+            process=self._process,
+            snapshot=self.fleet.snapshot.number,
+            connections=len(self.server.connections),
+            in_flight=self.metrics.in_flight,
+            requests=self.metrics.by_outcome(),
+            replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
+        )
+
+    async def close(self, drain_timeout_s: float) -> bool:
+        """Drain and end; true if every answer was finished."""
+        whole = await self.server.drain(drain_timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.fleet.close()
+        return whole
+
+
+def _refusal(status: int, reason: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """What a client is told whose request could not be parsed, in the shape it can read."""
+    error = RequestError(reason, code="bad_request" if status < 500 else "not_supported")
+    body = {**openai.error_object(error), "type": "invalid_request_error" if status < 500 else "api_error"}
+    return [openai.JSON], openai.write_fields({"error": body})
