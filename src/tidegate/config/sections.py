@@ -49,7 +49,7 @@ EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 class Section(BaseModel):
     """A part of the settings file. Unknown keys are errors, so that a typing mistake is never silently ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class GatewaySettings(Section):
