@@ -30,7 +30,7 @@ def test_a_foreign_address_and_an_unknown_name_are_told_apart():
     with pytest.raises(PortTakenError, match="does not have that address"):
         ports.bind("192.0.2.7:0", "gateway.listen")
     with pytest.raises(SettingError, match=r"gateway\.listen"):
-        ports.bind("no such host:0", "gateway.listen")
+        ports.bind("no-such-host.invalid:0", "gateway.listen")
 
 
 def test_a_handed_over_socket_is_matched_by_host_and_port():

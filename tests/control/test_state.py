@@ -23,12 +23,10 @@ def test_a_second_lock_is_refused_and_names_the_holder(home):
 
 def test_children_do_not_inherit_the_lock(home):
     lock = Lock.acquire(home)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
-    try:
-        lock.release()
-        Lock.acquire(home).release()
-    finally:
-        child.communicate(b"\n")
+    show = "import os; print([os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')])"
+    shown = subprocess.run([sys.executable, "-c", show], close_fds=False, check=True, stdout=subprocess.PIPE, text=True)
+    assert str(home.run / "lock") not in shown.stdout
+    lock.release()
 
 
 def test_records_are_on_disk_after_every_change(home):

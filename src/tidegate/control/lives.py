@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class GatewayLife:
-    """A gateway process: ready once it works with our first snapshot."""
+    """A gateway process: ready once it has greeted control, for by then it listens."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class GatewayLife:
 
     async def ready(self) -> None:
         assert self.child is not None  # noqa: S101 - started
-        arriving = self._gateways.arrival(self.child.id, snapshot=1, timeout_s=GATEWAY_START_S)
+        arriving = self._gateways.arrival(self.child.id, timeout_s=GATEWAY_START_S)
         if await unless_it_ends("gateway", self.child, arriving) is None:
             raise EngineStartError(f"the gateway did not greet control within {GATEWAY_START_S:g} s")
         _answers(self._launcher, "gateway", self._url)

@@ -77,6 +77,7 @@ class Lock:
     def release(self) -> None:
         """The file stays, and is empty: removing it would let two controls hold two locks of one name."""
         os.ftruncate(self._descriptor, 0)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child in the middle of its exec may still have a copy
         os.close(self._descriptor)
 
 

@@ -1,0 +1,204 @@
+"""The admin port: status and reload, for whoever can read the token in `run/admin.json`.
+
+Every request must name this machine in its Host header (the name, not the port: a page on another site whose name was
+made to point here still sends its own name), must carry the token, and may not be a form, which is all that a page on
+another site can send without asking first.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidegate.config import split_address
+from tidegate.control.reload import ReloadAnswer
+from tidegate.control.status import Status
+from tidegate.errors import (
+    BadRequest,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    OperatorError,
+    RequestError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from tidegate.openai import error_body
+
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""What a page on another site can send without a preflight (the Fetch standard's safelist)."""
+MAX_BODY_BYTES = 64 * 1024
+CLOSE_GRACE_S = 2
+
+
+class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a reload."""
+
+    dry_run: bool = False
+    """Only tell the differences."""
+
+
+class Operations(Protocol):
+    """What the admin port can do; the control process does it."""
+
+    def status(self) -> Status: ...
+
+    async def reload(self, *, apply: bool) -> ReloadAnswer:
+        """Raises OperatorError for settings that are wrong; nothing has changed then."""
+
+
+class AdminServer:
+    """Serves the admin port on a bound socket, inside the control process."""
+
+    def __init__(self, operations: Operations, *, token: str, listen: str, allowed_hosts: tuple[str, ...]) -> None:
+        self._server = _Server(
+            uvicorn.Config(
+                application(operations, token=token, listen=listen, allowed_hosts=allowed_hosts),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=CLOSE_GRACE_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, listening: socket.socket) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
+
+    async def close(self) -> None:
+        """Let open requests end, and close the socket."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def application(operations: Operations, *, token: str, listen: str, allowed_hosts: tuple[str, ...]) -> Starlette:
+    """The admin port as an ASGI application."""
+
+    async def status(_request: Request) -> Response:
+        return _json(operations.status())
+
+    async def reload(request: Request) -> Response:
+        body = await _body(request)
+        try:
+            asked = msgspec.json.decode(body, type=ReloadRequest) if body else ReloadRequest()
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body is not what a reload takes: {error}") from None
+        try:
+            return _json(await operations.reload(apply=not asked.dry_run))
+        except OperatorError as error:
+            raise BadRequest(f"{error}; {error.hint}" if error.hint else str(error), code="invalid_settings") from None
+
+    async def health(_request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/admin/v1/status", status, methods=["GET"]),
+            Route("/admin/v1/reload", reload, methods=["POST"]),
+            Route("/health", health, methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, token=token, hosts=hosts_of(listen, allowed_hosts))],
+        exception_handlers={RequestError: _refusal, 404: _no_such_path, 405: _no_such_method},
+    )
+
+
+class Guard:
+    """Host, form and token, checked in this order before anything else is looked at."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str]) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        try:
+            self._check(request)
+        except RequestError as error:
+            await _error(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
+        if host_name(request.headers.get("host", "")) not in self._hosts:
+            raise Forbidden("this host name is not one of the admin port's; admin.allowed_hosts can add it")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind in FORMS or (kind and kind != "application/json"):
+            raise UnsupportedMediaType("the admin port takes application/json, and never a form")
+        if request.url.path == "/health":
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token.encode())
+        if scheme.lower() != "bearer" or not right:
+            raise Unauthorized(
+                "the admin port needs the token in run/admin.json as a bearer token", code="invalid_api_key"
+            )
+
+
+def hosts_of(listen: str, allowed_hosts: tuple[str, ...]) -> frozenset[str]:
+    """The host names an admin port at `listen` answers to."""
+    return frozenset(
+        {"localhost", "127.0.0.1", "::1", split_address(listen)[0].lower(), *map(str.lower, allowed_hosts)}
+    )
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without its port; IPv6 addresses without their brackets."""
+    if header.startswith("["):
+        name, _, port = header[1:].partition("]")
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(name)) if not port or port.startswith(":") else ""
+        return ""
+    return header.partition(":")[0].lower().rstrip(".")
+
+
+class _Server(uvicorn.Server):
+    """Signals are the control process's, not uvicorn's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(f"the body is over {MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _error(error: RequestError) -> Response:
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+    return Response(error_body(error), error.status, headers, "application/json")
+
+
+async def _refusal(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)  # noqa: S101 - it is registered for these alone
+    return _error(error)
+
+
+async def _no_such_path(request: Request, _: Exception) -> Response:
+    return _error(NotFound(f"there is nothing at {request.url.path}"))
+
+
+async def _no_such_method(request: Request, _: Exception) -> Response:
+    return _error(MethodNotAllowed(f"{request.method} is not for {request.url.path}"))
