@@ -8,6 +8,7 @@ get them (pip.conf, PIP_INDEX_URL); the hashes in requirements/ hold for every m
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -74,12 +75,15 @@ def wanted(version: str | None) -> bool:
     return not os.environ.get("PYTHON") or version == sys.version
 
 
-def is_installed(level: str) -> bool:
+def is_stamped(level: str) -> bool:
     try:
-        fits = stamp(level).read_text() == fingerprint(level)
+        return stamp(level).read_text() == fingerprint(level)
     except OSError:
         return False
-    return fits and wanted(venv_version("import tidegate"))
+
+
+def is_installed(level: str) -> bool:
+    return is_stamped(level) and wanted(venv_version("import tidegate"))
 
 
 def install(level: str) -> None:
@@ -148,8 +152,8 @@ def main() -> int:
     if level not in LEVELS:
         print(f"usage: install.py {'|'.join(LEVELS)}", file=sys.stderr)
         return 2
-    if is_installed(level):
-        return 0
+    if Path(sys.prefix) == VENV:
+        return 0 if is_stamped(level) and importlib.util.find_spec("tidegate") else 1
     lock = os.open(ROOT / "requirements", os.O_RDONLY)  # `make up` and `make test` at once take turns
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
