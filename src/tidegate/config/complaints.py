@@ -11,6 +11,8 @@ from tidegate.config import fields
 from tidegate.errors import SettingError
 
 MAX_SHOWN_CHARS = 60
+COMMAND_LINE = "the command line"
+"""The origin of a flag."""
 
 MUST_BE = {
     "int_type": "must be a whole number",
@@ -50,7 +52,7 @@ def setting_error(
     path = first["loc"]
     name = dotted((*where, *path))
     origin = origin_of(name, origins)
-    place = f" (in {origin})" if origin else ""
+    place = f" (on {origin})" if origin == COMMAND_LINE else f" (in {origin})" if origin else ""
     more = f"; {count - 1} more such faults follow" if count > 1 else ""
     if first["type"] == "extra_forbidden":
         hint = nearest(str(path[-1]), _known(model, path[:-1]))
@@ -96,7 +98,8 @@ def _must_be(details: ErrorDetails, model: type[BaseModel], path: tuple[str | in
     if kind == "tuple_type" and _is_table_list(model, path):
         return f"must be written as [[{path[-1]}]]"
     if kind in {"model_type", "model_attributes_type"}:
-        return f"must be a table, written as [{dotted(part for part in path if isinstance(part, str))}]"
+        name = dotted(part for part in path if isinstance(part, str))
+        return f"must be a table, written as {f'[[{name}]]' if isinstance(path[-1], int) else f'[{name}]'}"
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     return MUST_BE.get(kind) or details["msg"][:1].lower() + details["msg"][1:]

@@ -23,7 +23,6 @@ PREFIX = "TIDEGATE_"
 SHORT_NAMES = {"TIDEGATE_HOME": ("store", "home")}
 NO_SETTINGS = frozenset({"TIDEGATE_CONFIG", "TIDEGATE_HUB"})
 MAX_FILE_BYTES = 1024 * 1024
-COMMAND_LINE = "the command line"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def explain(
             merged.add(_nested(path, _from_text(name, path, environ[name])), f"${name}")
         else:
             unread.append(name)
-    merged.add(flags or {}, COMMAND_LINE)
+    merged.add(flags or {}, complaints.COMMAND_LINE)
     try:
         settings = Settings.model_validate_json(json.dumps(merged.values, default=str), strict=True)
     except ValidationError as error:

@@ -49,7 +49,7 @@ EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 class Section(BaseModel):
     """A part of the settings file. Unknown keys are errors, so that a typing mistake is never silently ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class GatewaySettings(Section):
@@ -176,7 +176,7 @@ class ModelSettings(Section):
     """"auto", "demo", a name of the catalogue (`tidegate models list`), "ORG/NAME" on a hub, or a path."""
     quantisation: Literal["auto", "Q8_0", "Q4_0", "BF16"] = "auto"
     """Precision of the weights: "Q8_0", "Q4_0", "BF16", or "auto" for the best that this machine runs well."""
-    defaults: SamplingSettings = SamplingSettings()
+    defaults: SamplingSettings = Field(default_factory=SamplingSettings)
 
 
 class LlamaCppOptions(Section):
@@ -251,10 +251,10 @@ class PoolSettings(Section):
 class Settings(Section):
     """All settings. `load` makes them from flags, environment and file."""
 
-    gateway: GatewaySettings = GatewaySettings()
-    admin: AdminSettings = AdminSettings()
-    chat: ChatSettings = ChatSettings()
-    store: StoreSettings = StoreSettings()
-    log: LogSettings = LogSettings()
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    chat: ChatSettings = Field(default_factory=ChatSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
     model: tuple[ModelSettings, ...] = ()
     pool: tuple[PoolSettings, ...] = ()
