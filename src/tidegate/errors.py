@@ -9,8 +9,9 @@
     │   ├── StoreError           the database cannot be reached, read or written
     │   └── DownloadError        a hub or registry did not give what was asked of it
     ├── RequestError             something a client sent, or what it has to be told; an OpenAI error body
-    │   ├── BadRequest 400, Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405,
-    │   └── TooLarge 413, UnsupportedMediaType 415, RateLimited 429, NotSupported 501, BadGateway 502, Unavailable 503, GatewayTimeout 504
+    │   ├── BadRequest 400, Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405, RequestTimeout 408,
+    │   ├── TooLarge 413, UnsupportedMediaType 415, RateLimited 429, HeadTooLarge 431,
+    │   └── NotSupported 501, BadGateway 502, Unavailable 503, GatewayTimeout 504
     └── EngineError              an engine did not do what its contract says
         ├── EngineStartError     it did not become ready
         ├── ConnectError         no connection to it could be made

@@ -1,12 +1,14 @@
 """The data folder: one place for all state, closed to other users.
 
-    models/ engines/ profiles/ state.db index/ files/ traces/ logs/tidegate.log run/
+models/ engines/ profiles/ state.db index/ files/ traces/ logs/tidegate.log run/
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tidegate.errors import OperatorError
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,20 @@ class Home:
         return self.path / "state.db"
 
     def create(self) -> None:
-        """Make the folder and its parts, mode 0700."""
-        for folder in (self.path, self.models, self.engines, self.logs, self.run):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        """Make the folder and its parts, mode 0700. Raises OperatorError where that cannot be."""
+        try:
+            for folder in (self.path, self.models, self.engines, self.logs, self.run):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o700)
+        except OSError as error:
+            what = (
+                "a file is in its place" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+            )
+            raise OperatorError(
+                f"the data folder {self.path} cannot be made or used: {what}",
+                hint="set TIDEGATE_HOME to a folder that belongs to you",
+            ) from error
 
 
 def find_home(setting: Path | None = None, environ: Mapping[str, str] = os.environ) -> Home:
