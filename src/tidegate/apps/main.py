@@ -17,7 +17,7 @@ from chainlit.config import config
 from starlette.types import ASGIApp
 
 from tidegate.apps.chat.handlers import Chat
-from tidegate.apps.chat.starters import footnote
+from tidegate.apps.chat.starters import footnote, invitation
 from tidegate.apps.chat.trouble import TroubleError
 from tidegate.apps.chat.upstream import Upstream
 from tidegate.apps.guard import HostRule
@@ -45,8 +45,9 @@ def page_of(chat: Chat, upstream: Upstream, *, hosts: HostRule, keys: SignInKeys
     async def sentences(browser_language: str) -> dict[str, Any]:
         wanted = browser_language if language == "auto" else language
         translation: dict[str, Any] = config.load_translation(wanted)
-        chat_words = translation["chat"]
-        chat_words["watermark"] = footnote(wanted, await _model_name(upstream), chat_words["watermark"])
+        model, words = await _model_name(upstream), translation["chat"]
+        words["watermark"] = footnote(wanted, model, words["watermark"])
+        words["input"]["placeholder"] = invitation(wanted, model, words["input"]["placeholder"])
         return translation
 
     page = build_page(

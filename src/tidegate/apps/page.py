@@ -12,6 +12,7 @@ import hashlib
 import mimetypes
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from tidegate import logs
 from tidegate.apps.guard import Guard, HostRule
 
 _OUTSIDE = re.compile(r"<(?:link|script|meta)\b[^>]*\b(?:href|src|content)=\"https?://[^>]*>(?:\s*</script>)?")
@@ -49,7 +51,7 @@ def policy_of(html: str) -> str:
             "default-src 'self'",
             f"script-src {scripts}",
             "style-src 'self' 'unsafe-inline'",
-            "img-src 'self' blob:",
+            "img-src 'self' blob: data:",  # data: for icons; Markdown of an answer may not name one
             "media-src 'self' blob:",
             "worker-src 'self' blob:",
             # Older Safari does not take 'self' to include websockets.
@@ -62,35 +64,65 @@ def policy_of(html: str) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Asset:
+    plain: bytes
+    packed: bytes
+    etag: str
+
+
 class Assets:
-    """The page's scripts and styles, compressed once. Their names change with their content: browsers keep them."""
+    """The page's scripts and styles, compressed once, mended on the way (`mend`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._compressed: dict[str, asyncio.Task[bytes]] = {}
+        self._ready: dict[str, asyncio.Task[Asset]] = {}
 
-    async def __call__(self, request: Request) -> Response:
+    async def serve(self, request: Request) -> Response:
+        """The answer to `/assets/{name}`."""
         name: str = request.path_params["name"]
         path = self._folder / name
         if "/" in name or name.startswith(".") or not path.is_file():
             return Response(status_code=404)
-        headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+        asset = await self._asset(name)
+        headers = {"cache-control": "no-cache", "etag": asset.etag, "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == asset.etag:
+            return Response(status_code=304, headers=headers)
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(await asyncio.to_thread(path.read_bytes), media_type=kind, headers=headers)
-        return Response(await self.compressed(name), media_type=kind, headers={**headers, "content-encoding": "gzip"})
+            return Response(asset.plain, media_type=kind, headers=headers)
+        return Response(asset.packed, media_type=kind, headers={**headers, "content-encoding": "gzip"})
 
-    async def compressed(self, name: str) -> bytes:
-        """One file, compressed; asked by several at once, it is compressed once."""
-        task = self._compressed.get(name)
+    async def _asset(self, name: str) -> Asset:
+        """One file; asked for by several at once, it is read and compressed once."""
+        task = self._ready.get(name)
         if task is None:
-            task = asyncio.create_task(asyncio.to_thread(_compress, self._folder / name))
-            self._compressed[name] = task
+            task = asyncio.create_task(asyncio.to_thread(_prepare, self._folder / name))
+            self._ready[name] = task
         return await asyncio.shield(task)
 
 
-def _compress(path: Path) -> bytes:
-    return gzip.compress(path.read_bytes(), 6)
+def _prepare(path: Path) -> Asset:
+    content = path.read_bytes()
+    if path.suffix == ".js" and path.name.startswith("index-"):
+        content = mend(content)
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Asset(content, gzip.compress(content, 6), etag)
+
+
+_DIRECTIVES = re.compile(rb"\{text:\{58:[\w$]+\},flow:\{58:\[[\w$]+,[\w$]+\]\}\}")
+
+
+def mend(script: bytes) -> bytes:
+    """Chainlit's script without directives in Markdown.
+
+    Its remark-directive takes the `:b` of `a:b` for a directive it does not know, and shows nothing in its place: a
+    part of what the model said, or the user asked, is silently missing. Colons (58) then begin no construct.
+    """
+    mended, found = _DIRECTIVES.subn(b"{text:{},flow:{}}", script)
+    if found != 1:
+        logs.get().warning("Chainlit's script is not the one known; a colon within a word may hide text", found=found)
+    return mended
 
 
 def build_page(chainlit_app: ASGIApp, *, html: str, assets: Path, translate: Translate, hosts: HostRule) -> Starlette:
@@ -110,7 +142,7 @@ def build_page(chainlit_app: ASGIApp, *, html: str, assets: Path, translate: Tra
 
     routes = [
         Route("/", index),
-        Route("/assets/{name}", Assets(assets)),
+        Route("/assets/{name}", Assets(assets).serve),
         Route("/project/translations", sentences),
         Mount("/", chainlit_app),
     ]

@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logs.configure_child()
     logging.getLogger("chainlit").setLevel(logging.ERROR)  # it warns of each page that has no readme
+    for name in ("uvicorn", "httpx2"):  # start and end are told here; each request to the gateway, by the gateway
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         listener = _listen(options.listen)
         with contextlib.closing(listener):
@@ -77,6 +79,7 @@ async def _serve(options: argparse.Namespace, listener: socket.socket, url: str,
             lifespan="off",  # Chainlit's opens a browser, and ends the process at once
             ws="wsproto",
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=GRACE_S,
         )
     )
@@ -181,4 +184,7 @@ def _address(value: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    logging.shutdown()
+    # All is closed; taking a thousand modules apart would cost another half a second.
+    os._exit(_code)

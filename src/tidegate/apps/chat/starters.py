@@ -24,11 +24,20 @@ def starters(language: str, model: str) -> list[tuple[str, str]]:
     return [(label, question) for (label, _), (_, question) in zip(labels, questions, strict=True)]
 
 
+def invitation(language: str, model: str, general: str) -> str:
+    """What stands in the empty question field; `general` while no model is known."""
+    if not model:
+        return general
+    if language.lower().startswith("zh"):
+        return f"向 {model} 提问" + ("（演示模型，只会英文）" if model == DEMO_MODEL else "")
+    return f"Ask {model}" + (" (a demo model; it speaks English only)" if model == DEMO_MODEL else "")
+
+
 def footnote(language: str, model: str, warning: str) -> str:
-    """The line below the question's field: which model answers, and `warning`."""
+    """The line below the question field: which model answers, and `warning`."""
     if model != DEMO_MODEL:
         return f"{model} · {warning}" if model else warning
     chinese = language.lower().startswith("zh")
     return f"{model} · " + (
-        "很小的演示模型，只会英文。" if chinese else "A very small demo model that speaks English only."
+        "很小的演示模型，只会英文。" if chinese else "A very small demo model; it speaks English only."
     )
