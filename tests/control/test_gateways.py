@@ -14,7 +14,7 @@ from tidegate.types import DataReport, FleetSnapshot, Hello
 
 @pytest.fixture
 async def gateways(home):
-    hub = Gateways(home.run / "control.sock", clock=time.monotonic, log=logs.get(), reported=lambda: None)
+    hub = Gateways(home.run / "control.sock", clock=time.monotonic, log=logs.get())
     hub.open()
     yield hub
     await hub.close()
@@ -103,7 +103,7 @@ async def test_what_is_no_greeting_is_let_go_and_others_are_served_on(gateways, 
 
 
 async def test_the_socket_is_the_owners_alone_and_goes_with_the_hub(home):
-    hub = Gateways(home.run / "control.sock", clock=time.monotonic, log=logs.get(), reported=lambda: None)
+    hub = Gateways(home.run / "control.sock", clock=time.monotonic, log=logs.get())
     hub.open()
     assert (home.run / "control.sock").stat().st_mode & 0o777 == 0o600
     await hub.close()

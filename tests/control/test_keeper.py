@@ -51,7 +51,7 @@ class Life:
 class Scene:
     def __init__(self, lives, **more):
         self.made, self.changes = [], []
-        world = World(clock=time.monotonic, rng=random.Random(1), log=logs.get())
+        world = World(clock=time.monotonic, wall=time.time, rng=random.Random(1), log=logs.get())
         source = iter(lives)
 
         def make():
@@ -123,7 +123,7 @@ async def test_an_adopted_life_goes_on_and_is_followed_by_one_of_ours():
 
 async def test_a_stop_during_the_wait_for_a_restart_starts_nothing():
     slow = RestartPolicy(first_s=60.0, jitter=0.0)
-    world = World(clock=time.monotonic, rng=random.Random(1), log=logs.get())
+    world = World(clock=time.monotonic, wall=time.time, rng=random.Random(1), log=logs.get())
     lives = [Life(1)]
     keeper = Keeper("x-0", lives.pop, world=world, changed=lambda: None, policy=slow)
     keeper.begin()

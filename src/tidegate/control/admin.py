@@ -39,6 +39,7 @@ from tidegate.openai import error_body
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a page on another site can send without a preflight (the Fetch standard's safelist)."""
+ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 MAX_BODY_BYTES = 64 * 1024
 CLOSE_GRACE_S = 2
 
@@ -133,7 +134,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, request: Request) -> None:
-        if host_name(request.headers.get("host", "")) not in self._hosts:
+        if not self._is_ours(host_name(request.headers.get("host", ""))):
             raise Forbidden("this host name is not one of the admin port's; admin.allowed_hosts can add it")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in FORMS or (kind and kind != "application/json"):
@@ -146,6 +147,17 @@ class Guard:
             raise Unauthorized(
                 "the admin port needs the token in run/admin.json as a bearer token", code="invalid_api_key"
             )
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self._hosts:
+            return True
+        if self._hosts.isdisjoint(ANY_ADDRESS):
+            return False
+        try:
+            ipaddress.ip_address(name)  # no site can be named so
+        except ValueError:
+            return False
+        return True
 
 
 def hosts_of(listen: str, allowed_hosts: tuple[str, ...]) -> frozenset[str]:

@@ -34,7 +34,7 @@ class Link:
 
 
 class Gateways:
-    """Serves `run/control.sock`. `reported` is called after every report, greeting and parting."""
+    """Serves `run/control.sock`."""
 
     def __init__(
         self,
@@ -42,11 +42,10 @@ class Gateways:
         *,
         clock: Callable[[], float],
         log: structlog.stdlib.BoundLogger,
-        reported: Callable[[], None],
     ) -> None:
         self.links: dict[ProcessId, Link] = {}
         self.snapshot = FleetSnapshot(number=0)
-        self._path, self._clock, self._log, self._reported = path, clock, log, reported
+        self._path, self._clock, self._log = path, clock, log
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: socket.socket | None = None
@@ -125,7 +124,6 @@ class Gateways:
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        self._reported()
 
     async def _send(self, link: Link) -> None:
         sent = 0

@@ -57,9 +57,12 @@ class KeeperView:
 
 @dataclass(frozen=True)
 class World:
-    """What keepers need from outside: time, chance, the log."""
+    """What control needs from outside: time, chance, the log."""
 
     clock: Callable[[], float]
+    """Seconds that only ever grow."""
+    wall: Callable[[], float]
+    """CLOCK_REALTIME seconds."""
     rng: random.Random
     log: structlog.stdlib.BoundLogger
 
@@ -79,8 +82,8 @@ class Keeper:
         log_tail: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.view = KeeperView(name)
-        self.life: Life | None = None
-        self._make, self._adopted = make, adopted
+        self.life = adopted
+        self._make = make
         self._world, self._changed = world, changed
         self._policy = policy or RestartPolicy()
         self._log_tail = log_tail
@@ -92,9 +95,13 @@ class Keeper:
         """Start keeping."""
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=f"keeper {self.view.name}")
 
+    def hold(self) -> None:
+        """Let the process live on, and never start another."""
+        self._stopping = True
+
     async def stop(self, grace_s: float) -> None:
         """End the process and the keeping; a restart in progress is given up."""
-        self._stopping = True
+        self.hold()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -105,7 +112,7 @@ class Keeper:
 
     async def _keep(self) -> None:
         deaths: tuple[float, ...] = ()
-        life, self._adopted = self._adopted, None
+        life = self.life
         while True:
             self.life = life = life or self._make()
             self._set(state=ReplicaState.STARTING, ready_since=None)
@@ -123,6 +130,8 @@ class Keeper:
                     return
                 cause, tail = str(error), ()
             await life.stop(0.0)
+            if self._stopping:
+                return
             deaths = remember(deaths, self.view.ready_since, self._world.clock(), self._policy)
             step = next_step(deaths, self._policy, self._world.rng.random(), ever_ready=self._ever_ready)
             if isinstance(step, GiveUp):

@@ -45,6 +45,24 @@ class Launcher:
         self.records.put(ProcessRecord(name=name, kind=kind, id=child.id, digest=digest))
         return child
 
+    def adopt(self, record: ProcessRecord) -> LocalChild | None:
+        """A recorded child that still lives, its log followed from here on; None if it is gone."""
+        child = local.adopt(record.id)
+        if child is not None:
+            self.follow(record.name, record.kind)
+        return child
+
+    def kill(self, record: ProcessRecord) -> None:
+        """SIGKILL to a recorded child; whoever waits for it forgets it."""
+        local.kill(record.id)
+
+    async def end(self, record: ProcessRecord, grace_s: float) -> None:
+        """End a recorded child and forget it."""
+        child = local.adopt(record.id)
+        if child is not None:
+            await child.stop(grace_s)
+        self.ended(record.name, record.id)
+
     def answers(
         self,
         record: ProcessRecord,

@@ -20,6 +20,9 @@ from tidegate.errors import HomeLockedError
 from tidegate.home import Home, write_private
 from tidegate.types import DialectName, ProcessId
 
+SIGN_IN_FILE = "sign-in.json"
+"""Digests of the keys that may sign in to the chat page, a JSON list that the page reads at each attempt."""
+
 
 class ProcessKind(StrEnum):
     """What a child is for."""
@@ -148,5 +151,5 @@ def service_key(home: Home) -> str:
 
 def clear(home: Home) -> None:
     """Remove the files of a run that ended in order; the lock stays."""
-    for name in ("admin.json", "processes.json", "service.key", "control.sock"):
+    for name in ("admin.json", "processes.json", "service.key", SIGN_IN_FILE, "control.sock"):
         (home.run / name).unlink(missing_ok=True)

@@ -172,11 +172,25 @@ async def spawn(
     return LocalChild(process_id(popen.pid), os.pidfd_open(popen.pid), popen)
 
 
+def kill(process: ProcessId) -> None:
+    """SIGKILL to a process and its session; its parent is left to reap it."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return
+    try:
+        if is_alive(process):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            kill_session(process.pid)
+    finally:
+        os.close(pidfd)
+
+
 def adopt(process: ProcessId) -> LocalChild | None:
     """A process started by an earlier control; None if it is gone."""
     try:
         pidfd = os.pidfd_open(process.pid)
-    except (ProcessLookupError, OSError):
+    except OSError:
         return None
     if not is_alive(process):  # asked after the open, so that the descriptor is surely of this process
         os.close(pidfd)

@@ -1,0 +1,279 @@
+"""The control process: takes over what lives, starts the rest, keeps it running, tells the gateways, ends it all.
+
+Order of a start: take over the gateway and its socket, bind every port, find the models, then start everything at once.
+Order of an end: stop listening, let the gateway drain, then end the chat page and the engines, then let go of `run/`.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from tidegate import logs
+from tidegate.config import ModelSettings, Settings
+from tidegate.control import ports, state
+from tidegate.control.admin import AdminServer
+from tidegate.control.frontends import Frontends
+from tidegate.control.gateways import Gateways
+from tidegate.control.keeper import World
+from tidegate.control.launch import Launcher, end_strays
+from tidegate.control.logfollow import LogFollowers
+from tidegate.control.overview import overview
+from tidegate.control.plan import Plan, ReplicaSpec, make_plan, sources, with_defaults
+from tidegate.control.reload import ReloadAnswer, applicable, differences
+from tidegate.control.replicas import Replicas, unwanted
+from tidegate.control.snapshot import Keys, build, keys_required
+from tidegate.control.status import Status
+from tidegate.engines.base import Engine, ModelFiles, Spawn
+from tidegate.errors import OperatorError, StoreError
+from tidegate.home import Home, write_private
+from tidegate.store.keys import digest_of
+from tidegate.types import KeyView, ReplicaState
+
+KEYS_POLL_S = 0.5
+"""A new or revoked key is in every gateway within a second."""
+CHILD_GRACE_S = 5.0
+SERVICE_TENANT = "tidegate"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the command line hands in, the only place that knows every part."""
+
+    environ: Mapping[str, str]
+    """What children inherit."""
+    settings: Callable[[], Settings]
+    """Reads the settings again. Raises SettingError."""
+    resolve: Callable[[Mapping[str, ModelSettings]], Awaitable[Mapping[str, ModelFiles]]]
+    """Finds or fetches the files of each model. Raises ModelError, DownloadError."""
+    served: Callable[[Settings], Awaitable[Mapping[str, str]]]
+    """What models given only by URLs call themselves."""
+    make_engine: Callable[[ReplicaSpec, Spawn], Engine]
+    keys: Callable[[], Keys]
+    """Reads the store. Blocks; raises StoreError."""
+
+
+class Control:
+    """One run of `tidegate up`. The lock is held by the caller."""
+
+    def __init__(self, settings: Settings, home: Home, parts: Parts, world: World) -> None:
+        self.settings = with_defaults(settings)
+        self._asked = settings
+        self._home, self._parts, self._world = home, parts, world
+        self._began = world.clock()
+        self._followers = LogFollowers(world.log)
+        self.launcher = Launcher(home, state.Records.load(home), self._followers, parts.environ)
+        self.gateways = Gateways(home.run / "control.sock", clock=world.clock, log=world.log)
+        self.replicas = Replicas(
+            self.launcher, parts.make_engine, world=world, changed=self._on_change, in_flight=self._in_flight
+        )
+        self.frontends = Frontends(
+            self.settings, home, self.launcher, self.gateways, world=world, changed=self._on_change
+        )
+        self.admin: state.AdminAddress | None = None
+        self.keys = Keys()
+        self._service: tuple[KeyView, ...] = ()
+        self._admin_server: AdminServer | None = None
+        self._publishing = False
+        self._publish_due = False
+        self._progress = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Take over the gateway and the chat page if they live, and bind every port. Raises OperatorError."""
+        self._read_keys(self._parts.keys())
+        secret = state.service_key(self._home)
+        self._service = (KeyView(digest_of(secret), "chat", SERVICE_TENANT, service=True),)
+        admin_listening: socket.socket | None = None
+        try:
+            admin_listening = ports.bind(self.settings.admin.listen, "admin.listen")
+            self.gateways.open()
+            known = {record.id for record in self.launcher.records.all()}
+            await end_strays(self._home, known, CHILD_GRACE_S)  # before their ports are asked for
+            await self.frontends.open()
+        except BaseException:
+            if admin_listening is not None:
+                admin_listening.close()
+            raise
+        self._open_admin(admin_listening)
+        self._following = asyncio.get_running_loop().create_task(self._followers.run())
+
+    async def start(self) -> None:
+        """Find the models, adopt or start everything. Raises OperatorError if a model cannot be had."""
+        self._write_sign_in()
+        self.frontends.begin_chat()
+        plan = await self._plan(self.settings)
+        records = self.launcher.records
+        useless = [record for name in unwanted(self.launcher, plan) if (record := records.get(name))]
+        await asyncio.gather(*(self.launcher.end(record, CHILD_GRACE_S) for record in useless))
+        await self.replicas.apply(plan)
+        await self._until(lambda: not self.replicas.adopting())  # an adopted gateway keeps what it knows until then
+        self._publishing = True
+        self._publish()
+        self.frontends.begin_gateway()
+        loop = asyncio.get_running_loop()
+        self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.watch())}
+
+    async def ready(self) -> None:
+        """Wait until everything runs. Raises OperatorError if the gateway or every engine cannot be started."""
+        await self._until(self._settled)
+        views = [keeper.view for keeper in (*self.replicas.keepers.values(), *self.frontends.keepers)]
+        for view in views:
+            if view.error is not None:
+                raise view.error
+        failed = [view for view in views if view.state is ReplicaState.FAILED]
+        gateway = self.frontends.gateway.view.state is ReplicaState.FAILED
+        engines = all(keeper.view.state is ReplicaState.FAILED for keeper in self.replicas.keepers.values())
+        if gateway or engines:
+            raise _cannot_start(failed[0].name, failed[0].cause, failed[0].log_tail)
+        child = self.frontends.gateway.life.child if self.frontends.gateway.life else None
+        if child is not None:  # the answer to the first request must not depend on who is faster
+            await self.gateways.arrival(child.id, snapshot=self.gateways.snapshot.number, timeout_s=3.0)
+
+    async def stop(self) -> None:
+        """End everything in order; open answers have gateway.drain_timeout_s to finish."""
+        await self._end_tasks()
+        self._publishing = False
+        for keeper in (*self.frontends.keepers, *self.replicas.keepers.values()):
+            keeper.hold()
+        await self.frontends.stop_gateway(self.settings.gateway.drain_timeout_s + 1.0)
+        await asyncio.gather(self.frontends.stop_chat(CHILD_GRACE_S), self.replicas.stop(CHILD_GRACE_S))
+        await self.close()
+        state.clear(self._home)
+
+    async def close(self) -> None:
+        """Let go of what this process itself holds; children live on."""
+        await self._end_tasks()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        if self._admin_server is not None:
+            await self._admin_server.close()
+        self.frontends.close()
+        await self.gateways.close()
+        self._followers.close()
+
+    def kill(self) -> None:
+        """SIGKILL to every child; a `stop` that is under way then ends at once."""
+        for record in self.launcher.records.all():
+            self.launcher.kill(record)
+
+    def status(self) -> Status:
+        return overview(self, now=self._world.clock(), began=self._began)
+
+    async def reload(self, *, apply: bool) -> ReloadAnswer:
+        asked = self._parts.settings()
+        changes = differences(self._asked, asked)
+        if not apply or not changes:
+            return ReloadAnswer(changes, applied=False)
+        async with self._reloading:
+            held = applicable(self._asked, asked)
+            settings = with_defaults(held)
+            plan = await self._plan(settings)
+            self._asked, self.settings = held, settings
+            logs.set_level(settings.log.level)
+            await self.replicas.apply(plan, settings.gateway.drain_timeout_s)
+            self._publish()
+        self._world.log.info("settings reloaded", changes=len(changes))
+        return ReloadAnswer(changes, applied=True)
+
+    @property
+    def home(self) -> Home:
+        return self._home
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    def keys_required(self) -> bool:
+        return keys_required(self.settings.gateway, self.keys)
+
+    async def _plan(self, settings: Settings) -> Plan:
+        files = await self._parts.resolve(sources(settings))
+        return make_plan(settings, files, await self._parts.served(settings))
+
+    def _open_admin(self, listening: socket.socket) -> None:
+        listen = self.settings.admin.listen
+        self.admin = state.write_admin(self._home, ports.url_of(ports.address_of(listening)))
+        hosts = self.settings.admin.allowed_hosts
+        self._admin_server = AdminServer(self, token=self.admin.token, listen=listen, allowed_hosts=hosts)
+        self._admin_server.open(listening)
+
+    def _settled(self) -> bool:
+        ends = {ReplicaState.READY, ReplicaState.FAILED}
+        if any(keeper.view.error for keeper in self.replicas.keepers.values()):
+            return True
+        frontends = all(keeper.view.state in ends for keeper in self.frontends.keepers)
+        return frontends and all(self.replicas.settled(name) for name in self.replicas.keepers)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._progress.wait()
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_change(self) -> None:
+        """Something changed: who waits looks again, and the gateways are told once this turn of the loop is over."""
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+        if self._publishing and not self._publish_due:
+            self._publish_due = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._publish_due = False
+        last = self.gateways.snapshot
+        # Larger than any number of an earlier control, whose snapshots an adopted gateway may hold.
+        number = max(last.number + 1, int(self._world.wall() * 1000))
+        snapshot = build(
+            number,
+            settings=self.settings.gateway,
+            plan=self.replicas.plan,
+            status=self.replicas.status(),
+            keys=self.keys,
+            service=self._service,
+        )
+        if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
+            self.gateways.publish(snapshot)
+
+    def _in_flight(self, replica: str) -> int:
+        reports = [link.report for link in self.gateways.links.values() if link.report]
+        return sum(one.in_flight for report in reports for one in report.replicas if one.id == replica)
+
+    def _read_keys(self, keys: Keys) -> None:
+        if keys != self.keys:
+            self.keys = keys
+            self._write_sign_in()
+            self._on_change()
+
+    def _write_sign_in(self) -> None:
+        digests = [key.digest for key in self.keys.views if not key.service]
+        write_private(self._home.run / state.SIGN_IN_FILE, msgspec.json.encode(digests))
+
+    async def _watch_keys(self) -> None:
+        trouble = ""
+        while True:
+            await asyncio.sleep(KEYS_POLL_S)
+            try:
+                self._read_keys(await asyncio.to_thread(self._parts.keys))
+                trouble = ""
+            except StoreError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    self._world.log.error("keys cannot be read; the last known ones hold", cause=trouble)  # noqa: TRY400 - a sentence, no traceback
+
+
+def _cannot_start(name: str, cause: str, tail: tuple[str, ...]) -> OperatorError:
+    lines = "".join(f"\n  | {line}" for line in tail[-20:])
+    return OperatorError(
+        f"{name} cannot be started: {cause}{lines}", hint="its whole log is in logs/ of the data folder"
+    )

@@ -1,0 +1,121 @@
+"""Puts the answer of `/admin/v1/status` together from what each part knows."""
+
+from typing import TYPE_CHECKING
+
+from tidegate import __version__
+from tidegate.control.keeper import Keeper, KeeperView
+from tidegate.control.plan import ReplicaSpec
+from tidegate.control.snapshot import ReplicaStatus
+from tidegate.control.status import GatewayStatus, ModelStatus, ProcessStatus, ReplicaStatusView, Status
+from tidegate.fleet import machine
+from tidegate.fleet.local import memory_bytes
+from tidegate.types import DataReport, ReplicaState
+
+if TYPE_CHECKING:
+    from tidegate.control.control import Control
+
+
+def overview(control: "Control", *, now: float, began: float) -> Status:
+    """Everything at this moment; `now` and `began` are of the clock that control was given."""
+    reports = [link.report for link in control.gateways.links.values() if link.report]
+    status = control.replicas.status()
+    replicas = tuple(
+        _replica(spec, control.replicas.keepers[spec.id], status[spec.id], reports, now)
+        for spec in control.replicas.plan.replicas
+        if spec.id in control.replicas.keepers
+    )
+    models = tuple(
+        ModelStatus(
+            name=model.name,
+            aliases=model.aliases,
+            replicas=sum(replica.model == model.name for replica in replicas),
+            ready=sum(replica.model == model.name and replica.state is ReplicaState.READY for replica in replicas),
+        )
+        for model in control.replicas.plan.models
+    )
+    frontends = control.frontends
+    urls = {"api": f"{frontends.gateway_url}/v1", "admin": control.admin.url if control.admin else ""}
+    if frontends.chat is not None:
+        urls["chat"] = frontends.chat_url
+    processes = tuple(
+        _process(keeper, frontends.gateway_url if keeper is frontends.gateway else frontends.chat_url, now)
+        for keeper in frontends.keepers
+    )
+    gateway = frontends.gateway.view.state is ReplicaState.READY
+    memory = machine.memory()
+    return Status(
+        version=__version__,
+        pid=control.pid,
+        home=str(control.home.path),
+        up_s=round(now - began, 1),
+        ready=gateway and bool(models) and all(model.ready for model in models),
+        snapshot=control.gateways.snapshot.number,
+        keys_required=control.keys_required,
+        memory_used_bytes=memory.used_bytes,
+        memory_total_bytes=memory.total_bytes,
+        urls=urls,
+        processes=processes,
+        models=models,
+        replicas=replicas,
+        gateways=tuple(
+            GatewayStatus(
+                pid=link.hello.process.pid,
+                snapshot=link.report.snapshot if link.report else 0,
+                connections=link.report.connections if link.report else 0,
+                in_flight=link.report.in_flight if link.report else 0,
+                requests=link.report.requests if link.report else {},
+                report_age_s=round(now - link.reported_at_s, 2) if link.report else None,
+            )
+            for link in control.gateways.links.values()
+        ),
+    )
+
+
+def _process(keeper: Keeper, url: str, now: float) -> ProcessStatus:
+    view = keeper.view
+    return ProcessStatus(
+        name=view.name,
+        state=view.state,
+        pid=view.pid,
+        url=url,
+        restarts=view.restarts,
+        memory_bytes=_memory(keeper),
+        ready_s=_since(view, now),
+        cause=view.cause,
+    )
+
+
+def _replica(
+    spec: ReplicaSpec, keeper: Keeper, status: ReplicaStatus, reports: list[DataReport], now: float
+) -> ReplicaStatusView:
+    view, facts = keeper.view, status.facts
+    mine = [one for report in reports for one in report.replicas if one.id == spec.id]
+    return ReplicaStatusView(
+        id=spec.id,
+        pool=spec.pool,
+        model=spec.model,
+        engine=spec.engine,
+        state=status.state,
+        url=status.url if facts else spec.url,
+        pid=view.pid,
+        restarts=view.restarts,
+        memory_bytes=_memory(keeper),
+        ready_s=_since(view, now),
+        slots=facts.slots if facts else None,
+        context_tokens=facts.context_tokens if facts else None,
+        version=(facts.version if facts else "") or (spec.files.digest if spec.files else ""),
+        in_flight=sum(one.in_flight for one in mine),
+        requests=sum(one.requests for one in mine),
+        failures=sum(one.failures for one in mine),
+        cause=view.cause,
+        log_tail=view.log_tail,
+    )
+
+
+def _memory(keeper: Keeper) -> int | None:
+    child = keeper.life.child if keeper.life else None
+    return memory_bytes(child.id) if child else None
+
+
+def _since(view: KeeperView, now: float) -> float | None:
+    return None if view.ready_since is None else round(now - view.ready_since, 1)

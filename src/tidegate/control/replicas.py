@@ -1,0 +1,132 @@
+"""The replicas of the fleet: one keeper each, brought from one plan to the next."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from tidegate.control.keeper import Keeper, World
+from tidegate.control.launch import Launcher
+from tidegate.control.lives import AdoptedEngineLife, EngineLife
+from tidegate.control.plan import Plan, ReplicaSpec
+from tidegate.control.restarts import RestartPolicy
+from tidegate.control.snapshot import PENDING_URL, ReplicaStatus
+from tidegate.control.state import ProcessKind
+from tidegate.engines.base import Engine, Spawn
+from tidegate.types import ReplicaState
+
+STOP_GRACE_S = 5.0
+DRAIN_POLL_S = 0.1
+FOREIGN = RestartPolicy(longest_s=5.0, give_up=None, give_up_unready=None)
+"""An engine that is not ours is asked again for as long as it takes."""
+
+
+class Replicas:
+    """Keepers by replica id. `in_flight` says how many requests the gateways have on a replica."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        make_engine: Callable[[ReplicaSpec, Spawn], Engine],
+        *,
+        world: World,
+        changed: Callable[[], None],
+        in_flight: Callable[[str], int],
+    ) -> None:
+        self.plan = Plan()
+        self.keepers: dict[str, Keeper] = {}
+        self._launcher, self._make_engine = launcher, make_engine
+        self._world, self._changed, self._in_flight = world, changed, in_flight
+        self._leaving: set[str] = set()
+
+    async def apply(self, plan: Plan, drain_s: float = 0.0) -> None:
+        """Start what is new, end what is gone, replace what is another; what stays the same is not touched.
+
+        A replica that goes is given no new work, and `drain_s` to finish what it has. One that lives on from an
+        earlier control is adopted.
+        """
+        wanted = {spec.id: spec for spec in plan.replicas}
+        held = {spec.id: spec for spec in self.plan.replicas}
+        going = [name for name in self.keepers if name not in wanted or wanted[name].digest != held[name].digest]
+        self._leaving.update(going)
+        self._changed()
+        await asyncio.gather(*(self._retire(name, drain_s) for name in going))
+        self.plan = plan
+        for spec in plan.replicas:
+            if spec.id not in self.keepers:
+                self.keepers[spec.id] = self._keeper(spec)
+                self.keepers[spec.id].begin()
+        self._changed()
+
+    def status(self) -> Mapping[str, ReplicaStatus]:
+        """What is known of each replica."""
+        return {name: self._status(name, keeper) for name, keeper in self.keepers.items()}
+
+    def adopting(self) -> bool:
+        """Whether engines of an earlier control are still being looked at."""
+        early = {ReplicaState.STARTING, ReplicaState.WARMING}
+        return any(
+            isinstance(keeper.life, AdoptedEngineLife) and keeper.view.state in early
+            for keeper in self.keepers.values()
+        )
+
+    def settled(self, name: str) -> bool:
+        """Whether its first start came to an end, good or bad; for an engine that is not ours, whether it was tried."""
+        keeper = self.keepers[name]
+        if keeper.view.state in {ReplicaState.READY, ReplicaState.FAILED}:
+            return True
+        return self._spec(name).engine == "external" and keeper.view.restarts > 0
+
+    async def stop(self, grace_s: float) -> None:
+        """End every replica."""
+        await asyncio.gather(*(keeper.stop(grace_s) for keeper in self.keepers.values()))
+
+    def _spec(self, name: str) -> ReplicaSpec:
+        return next(spec for spec in self.plan.replicas if spec.id == name)
+
+    def _status(self, name: str, keeper: Keeper) -> ReplicaStatus:
+        life, state = keeper.life, keeper.view.state
+        if name in self._leaving and state is ReplicaState.READY:
+            state = ReplicaState.DRAINING
+        if not isinstance(life, EngineLife | AdoptedEngineLife) or life.facts is None:
+            return ReplicaStatus(state=state, url=PENDING_URL)
+        return ReplicaStatus(state, life.url, life.dialect, life.api_key, life.facts)
+
+    def _keeper(self, spec: ReplicaSpec) -> Keeper:
+        return Keeper(
+            spec.id,
+            lambda: EngineLife(self._launcher, spec, self._make_engine),
+            world=self._world,
+            changed=self._changed,
+            policy=FOREIGN if spec.engine == "external" else None,
+            adopted=self._adopted(spec),
+            log_tail=lambda: self._launcher.followers.tail(spec.id),
+        )
+
+    def _adopted(self, spec: ReplicaSpec) -> AdoptedEngineLife | None:
+        record = self._launcher.records.get(spec.id)
+        if record is None or record.digest != spec.digest or not record.url or record.facts is None:
+            return None
+        child = self._launcher.adopt(record)
+        if child is None:
+            return None
+        self._world.log.info("engine adopted", replica=spec.id, pid=record.id.pid)
+        return AdoptedEngineLife(self._launcher, record, child)
+
+    async def _retire(self, name: str, drain_s: float) -> None:
+        deadline = self._world.clock() + drain_s
+        while self._in_flight(name) and self._world.clock() < deadline:  # noqa: ASYNC110 - reports come once a second
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self.keepers.pop(name).stop(STOP_GRACE_S)
+        self._leaving.discard(name)
+        if self._launcher.records.get(name) is None:
+            self._launcher.followers.forget(name)
+
+
+def unwanted(launcher: Launcher, plan: Plan) -> list[str]:
+    """Names of recorded engines that the plan has no use for as they are."""
+    digests = {spec.id: spec.digest for spec in plan.replicas}
+    return [
+        record.name
+        for record in launcher.records.all()
+        if record.kind is ProcessKind.ENGINE
+        and (digests.get(record.name) != record.digest or not record.url or record.facts is None)
+    ]
