@@ -75,6 +75,11 @@ class GgufHeader:
     turn_end_token_id: int | None
     """Id of `<|end_of_sentence|>` where the file names it neither as eos nor as eot: the engine must be told
     (`tokenizer.ggml.eot_token_id`), or turns do not end."""
+    keys_end: int
+    """Where in the file the keys end and the descriptions of tensors begin."""
+    tensors_end: int
+    """Where these end; the tensors follow at the next multiple of `alignment`."""
+    alignment: int
     fields: Mapping[str, Any] = field(repr=False)
     """Every scalar, string and short array of numbers, by its key."""
 
@@ -248,14 +253,17 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     for _ in range(keys):
         key = cursor.text()
         fields[key] = cursor.value(cursor.number("I"))
-    parameters, weights, end = _tensors(cursor, tensors, fields.get("general.alignment", 32))
+    keys_end, alignment = cursor.at, fields.get("general.alignment", 32)
+    parameters, weights, last = _tensors(cursor, tensors)
+    end = -(-cursor.at // alignment) * alignment + last
     if end > len(data):
         raise ValueError(f"it has {len(data):,} bytes, and its tensors end at {end:,}: it was cut")
-    return _header(path, data, fields, parameters, weights)
+    places = {"keys_end": keys_end, "tensors_end": cursor.at, "alignment": alignment}
+    return _header(path, data, fields, parameters=parameters, weights_bytes=weights, **places)
 
 
-def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[int, int, int]:
-    """Number of parameters, bytes of all tensors, and the offset in the file where the last one ends."""
+def _tensors(cursor: _Cursor, count: int) -> tuple[int, int, int]:
+    """Number of parameters, bytes of all tensors, and the offset, from where they begin, at which the last one ends."""
     if count == 0:
         raise ValueError("it has no tensors")
     parameters = weights = last = 0
@@ -270,11 +278,10 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[int, int, int
         parameters += elements
         weights += elements // values * size
         last = max(last, offset + elements // values * size)
-    begin = -(-cursor.at // alignment) * alignment
-    return parameters, weights, begin + last
+    return parameters, weights, last
 
 
-def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], parameters: int, weights: int) -> GgufHeader:
+def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], **measured: int) -> GgufHeader:
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError("it does not say what architecture it is")  # noqa: TRY004 - translated by read_header
@@ -297,8 +304,6 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], parameters: int
         architecture=architecture,
         name=fields.get("general.name", path.stem),
         quantisation=FILE_TYPES.get(fields.get("general.file_type", -1), "unknown"),
-        parameters=parameters,
-        weights_bytes=weights,
         context_tokens=of("context_length", None),
         layers=layers,
         hidden=hidden,
@@ -312,6 +317,7 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], parameters: int
         eot_token_id=eot,
         turn_end_token_id=turn_end if turn_end not in {eos, eot} else None,
         fields=fields,
+        **measured,
     )
 
 

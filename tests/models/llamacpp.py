@@ -53,7 +53,8 @@ def main(path, context_tokens):
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.warmup = False
     server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)
+    sys.stdout.write(f"{server.listening_address}\n")
+    sys.stdout.flush()
     # Until the parent closes the pipe or kills: its death never leaves a server behind.
     sys.stdin.read()
 

@@ -19,18 +19,11 @@ from tidegate.errors import ModelError
 from tidegate.gguf import read_header
 from tidegate.models.download import PART, check_free_space
 from tidegate.models.progress import Progress
-from tidegate.models.vocabulary import Vocabulary, read_json, read_vocabulary
+from tidegate.models.shape import BITS_PER_WEIGHT, QUANTISATIONS, Shape, read_shape
+from tidegate.models.vocabulary import Vocabulary, read_vocabulary
 from tidegate.models.weights import Weights
 
 Array = NDArray[Any]
-ARCHITECTURES: Mapping[str, str] = {
-    "Ernie4_5_ForCausalLM": "ernie4_5",
-    "Ernie4_5ForCausalLM": "ernie4_5",
-    "LlamaForCausalLM": "llama",
-}
-QUANTISATIONS = ("Q8_0", "Q4_0", "BF16", "F16", "F32")
-BITS_PER_WEIGHT: Mapping[str, float] = {"Q8_0": 8.5, "Q4_0": 4.5, "BF16": 16, "F16": 16, "F32": 32}
-
 LAYER_TENSORS: Mapping[str, str] = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -51,24 +44,6 @@ LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The numbers of `config.json` that the file needs."""
-
-    architecture: str
-    layers: int
-    hidden: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context_tokens: int
-    epsilon: float
-    rope_theta: float
-    tied: bool
-
-
-@dataclass(frozen=True)
 class Planned:
     """A tensor of the GGUF file: its name, shape and type, and how it is made."""
 
@@ -76,44 +51,6 @@ class Planned:
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
     make: Callable[[], Array]
-
-
-def read_shape(folder: Path) -> Shape:
-    """Read `config.json`. Raises ModelError for a model that is not converted."""
-    path = folder / "config.json"
-    config = read_json(path)
-    names = config.get("architectures") or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(
-            f"{path} is a model of the architecture {names[0]}; converted are {', '.join(ARCHITECTURES)}",
-            hint="give a GGUF file of this model instead",
-        )
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind != "default":
-        raise ModelError(
-            f"{path} stretches positions by {kind!r}, which is not converted",
-            hint="give a GGUF file of this model instead",
-        )
-    try:
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        return Shape(
-            architecture=ARCHITECTURES[names[0]],
-            layers=int(config["num_hidden_layers"]),
-            hidden=hidden,
-            feed_forward=int(config["intermediate_size"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            vocabulary=int(config["vocab_size"]),
-            context_tokens=int(config["max_position_embeddings"]),
-            epsilon=float(config.get("rms_norm_eps", 1e-5)),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} lacks a number, or has a wrong one: {error}") from None
 
 
 def convert(folder: Path, target: Path, quantisation: str, progress: Progress, *, name: str) -> None:

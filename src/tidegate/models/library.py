@@ -25,7 +25,7 @@ from tidegate.models.progress import Progress
 MANIFEST = "manifest.json"
 SAFETENSORS = "safetensors"
 """The variant of the original weights; every other variant is a quantisation, in one GGUF file."""
-LOCKS = ".locks"
+LOCKS, STAGING, OLD = ".locks", ".pull-", ".old-"
 CHECKSUMS = ".checksums.json"
 
 
@@ -127,10 +127,31 @@ def digest_of_folder(files: Sequence[FileRecord]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def finish(folder: Path, manifest: Manifest) -> Stored:
-    """Declare a model whole."""
-    write_private(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+def staging_of(models: Path, name: str, variant: str) -> Path:
+    """Where a model grows until it is whole. It stays there when a download is cut, and is gone on from."""
+    return models / f"{STAGING}{name}@{variant}"
+
+
+def install(models: Path, staging: Path, manifest: Manifest) -> Stored:
+    """Declare the model in `staging` whole and put it in its place, in that of an older one if there is one."""
+    folder, old = (
+        folder_of(models, manifest.name, manifest.variant),
+        models / f"{OLD}{manifest.name}@{manifest.variant}",
+    )
+    write_private(staging / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    staging.rename(folder)
+    # An engine that still has the older files open goes on with them.
+    shutil.rmtree(old, ignore_errors=True)
     return Stored(folder, manifest)
+
+
+def find(models: Path, name: str, variant: str) -> Stored | None:
+    """The finished model of that name and variant."""
+    return next((model for model in stored(models) if (model.name, model.variant) == (name, variant)), None)
 
 
 def new_manifest(
@@ -176,7 +197,7 @@ def verify(model: Stored, progress: Progress) -> None:
 def _not_whole(model: Stored, what: str) -> ModelError:
     return ModelError(
         f"the model {model.name} ({model.variant}) in {model.folder} is not whole: {what}",
-        hint=f"get it anew: `tidegate models remove {model.name}`, then `tidegate models pull {model.name}`",
+        hint=f"get it anew with `tidegate models pull {model.name}`, or take it away with `tidegate models remove {model.name}`",
     )
 
 

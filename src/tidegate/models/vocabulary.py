@@ -12,6 +12,7 @@ from typing import Any
 
 from tidegate.errors import ModelError
 from tidegate.gguf import TURN_END
+from tidegate.models.shape import read_json
 
 
 class TokenType(IntEnum):
@@ -47,19 +48,6 @@ LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 SPLITS: Mapping[str, str] = {LLAMA3_SPLIT: "llama-bpe", QWEN2_SPLIT: "qwen2"}
 """Regular expressions of `Split` pre-tokenizers, and llama.cpp's names for what they do."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no file. Raises ModelError."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return found
 
 
 def read_vocabulary(folder: Path, size: int) -> Vocabulary:
