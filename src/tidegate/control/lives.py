@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from tidegate.config import split_address
 from tidegate.control.gateways import Gateways
 from tidegate.control.launch import Launcher
@@ -14,7 +16,8 @@ from tidegate.control.plan import ReplicaSpec
 from tidegate.control.state import ProcessKind, ProcessRecord
 from tidegate.engines.base import Child, Engine, EngineFacts, Spawn
 from tidegate.errors import EngineStartError
-from tidegate.fleet.local import LocalChild
+from tidegate.fleet import machine
+from tidegate.fleet.local import LocalChild, memory_bytes
 from tidegate.types import DialectName
 
 GATEWAY_START_S = 30.0
@@ -22,6 +25,7 @@ CHAT_START_S = 120.0
 """On two busy cores, with nothing compiled yet, Chainlit's imports take their time."""
 ADOPTION_CHECK_S = 2.0
 POLL_S = 0.05
+MIB = 1024 * 1024
 
 Result = TypeVar("Result")
 
@@ -97,9 +101,15 @@ class ChatLife:
 class EngineLife:
     """An engine of ours, or one given by its URL."""
 
-    def __init__(self, launcher: Launcher, spec: ReplicaSpec, make: Callable[[ReplicaSpec, Spawn], Engine]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        spec: ReplicaSpec,
+        make: Callable[[ReplicaSpec, Spawn], Engine],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
         self.facts: EngineFacts | None = None
-        self._launcher, self._spec = launcher, spec
+        self._launcher, self._spec, self._log = launcher, spec, log
         self._engine = make(spec, self._spawn)
 
     @property
@@ -119,10 +129,29 @@ class EngineLife:
         return self._engine.dialect
 
     async def start(self) -> None:
+        spec = self._spec
+        what = {"model": spec.model, "engine": spec.engine, "url": spec.url or None}
+        if spec.files is not None:
+            what |= {"file": str(spec.files.path), "quantisation": spec.files.quantisation}
+        told = {name: value for name, value in what.items() if value is not None}
+        self._log.info("engine starting", replica=spec.id, **told)
         await self._engine.start()
 
     async def ready(self) -> None:
-        self.facts = await self._engine.ready()
+        self.facts = facts = await self._engine.ready()
+        child, memory = self._engine.child, machine.memory()
+        held = memory_bytes(child.id) if child is not None else None
+        self._log.info(
+            "engine ready",
+            replica=self._spec.id,
+            model=self._spec.model,
+            seconds=round(facts.started_s, 2),
+            slots=facts.slots,
+            context_tokens=facts.context_tokens,
+            engine_memory_mib=held // MIB if held else None,
+            memory_used_mib=memory.used_bytes // MIB,
+            memory_total_mib=memory.total_bytes // MIB,
+        )
         record = self._launcher.records.get(self._spec.id)
         if record is not None:
             self._launcher.answers(record, self.url, api_key=self.api_key, dialect=self.dialect, facts=self.facts)

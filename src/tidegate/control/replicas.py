@@ -93,7 +93,7 @@ class Replicas:
     def _keeper(self, spec: ReplicaSpec) -> Keeper:
         return Keeper(
             spec.id,
-            lambda: EngineLife(self._launcher, spec, self._make_engine),
+            lambda: EngineLife(self._launcher, spec, self._make_engine, self._world.log),
             world=self._world,
             changed=self._changed,
             policy=FOREIGN if spec.engine == "external" else None,

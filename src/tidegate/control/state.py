@@ -20,6 +20,7 @@ from tidegate.errors import HomeLockedError
 from tidegate.home import Home, write_private
 from tidegate.types import DialectName, ProcessId
 
+LOCK_FILE = "lock"
 SIGN_IN_FILE = "sign-in.json"
 """Digests of the keys that may sign in to the chat page, a JSON list that the page reads at each attempt."""
 
@@ -65,7 +66,7 @@ class Lock:
     @classmethod
     def acquire(cls, home: Home) -> Self:
         """Raises HomeLockedError that names the process which holds it."""
-        path = home.run / "lock"
+        path = home.run / LOCK_FILE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,6 +151,7 @@ def service_key(home: Home) -> str:
 
 
 def clear(home: Home) -> None:
-    """Remove the files of a run that ended in order; the lock stays."""
-    for name in ("admin.json", "processes.json", "service.key", SIGN_IN_FILE, "control.sock"):
-        (home.run / name).unlink(missing_ok=True)
+    """Remove the files of a run that ended in order, those of its engines too; the lock stays."""
+    for path in home.run.iterdir():
+        if path.name != LOCK_FILE and not path.is_dir():
+            path.unlink(missing_ok=True)

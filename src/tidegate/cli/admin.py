@@ -1,0 +1,60 @@
+"""How commands reach the control process of this data folder: by the URL and token in `run/admin.json`."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tidegate.config import find_file, load
+from tidegate.control.state import AdminAddress, read_admin
+from tidegate.errors import OperatorError
+from tidegate.home import find_home
+
+TIMEOUT_S = 10.0
+
+
+def running() -> AdminAddress | None:
+    """The control process of this data folder; None if none runs."""
+    home = find_home()
+    if (file := find_file(None, home.path)) is not None and (setting := load(file).store.home) is not None:
+        home = find_home(setting)
+    address = read_admin(home)
+    if address is None:
+        return None
+    try:
+        ask(address, "GET", "/health")
+    except OperatorError:
+        return None
+    return address
+
+
+def ask(
+    address: AdminAddress, method: str, path: str, body: Any = None, *, timeout_s: float | None = TIMEOUT_S
+) -> bytes:
+    """The answer's body. Raises OperatorError with the reason that control gives."""
+    request = urllib.request.Request(  # noqa: S310 - the URL is http, and our own
+        address.url + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"authorization": f"Bearer {address.token}", "content-type": "application/json"},
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy of the environment stands between
+    try:
+        with direct.open(request, timeout=timeout_s) as answer:
+            told: bytes = answer.read()
+            return told
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OperatorError(_reason(error.read()) or f"the admin port answered {error.code}") from None
+    except OSError as error:
+        raise OperatorError(
+            f"the control process {address.pid} does not answer at {address.url}: {error}",
+            hint="is it still running? `tidegate up` adopts what it left",
+        ) from None
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -1,0 +1,185 @@
+"""The parts that `tidegate up` is put together from, made from the settings."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+import httpx
+
+from tidegate import logs
+from tidegate.config import (
+    ExternalOptions,
+    FakeOptions,
+    LlamaCppOptions,
+    ModelSettings,
+    Section,
+    Settings,
+    hub_environment,
+    terminal_language,
+)
+from tidegate.control.control import Parts
+from tidegate.control.plan import ReplicaSpec
+from tidegate.control.snapshot import Keys
+from tidegate.engines.base import Engine, ModelFiles, Spawn
+from tidegate.engines.process import Place
+from tidegate.errors import OperatorError, SettingError
+from tidegate.home import Home, write_private
+from tidegate.models.hubs import hubs_for
+from tidegate.models.progress import for_terminal
+from tidegate.models.resolve import LocalModel, Resolver
+from tidegate.store import Database, KeyStore, digest_of, open_database
+
+LAN_KEY = "lan"
+"""Name of the key that `--lan` makes, and stem of the file in the data folder that keeps it."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Store:
+    """The keys in the database of this data folder."""
+
+    database: Database
+
+    @classmethod
+    def open(cls, settings: Settings, home: Home) -> "Store":
+        """Raises StoreError, SettingError."""
+        password = None
+        if settings.store.password_file is not None:
+            password = _secret(settings.store.password_file, "store.password_file")
+        return cls(open_database(home.database, settings.store.url, password))
+
+    def close(self) -> None:
+        self.database.close()
+
+    def keys(self) -> Keys:
+        """Every key that opens something now. Blocks; raises StoreError."""
+        store = KeyStore(self.database)
+        return Keys(store.views(), store.required())
+
+    def lan_key(self, home: Home) -> str:
+        """The key for this network, the same at every start: only its owner can read the file that keeps it."""
+        store, file = KeyStore(self.database), home.path / f"{LAN_KEY}.key"
+        held = file.read_text("ascii").strip() if file.exists() else ""
+        if held and digest_of(held) in {view.digest for view in store.views()}:
+            return held
+        names = (LAN_KEY if number == 1 else f"{LAN_KEY}-{number}" for number in range(1, 1000))
+        secret, _ = store.create(next(name for name in names if store.by_name(name) is None))
+        write_private(file, secret.encode())
+        return secret
+
+
+def make_parts(home: Home, read_settings: Callable[[], Settings], store: Store) -> Parts:
+    """What control is given. Children inherit this process's environment."""
+    resolver = Resolver(home, hubs_for(hub_environment()), for_terminal(), terminal_language())
+
+    async def resolve(wanted: Mapping[str, ModelSettings]) -> Mapping[str, ModelFiles]:
+        return {name: await in_thread(partial(_files, resolver, model)) for name, model in wanted.items()}
+
+    return Parts(
+        environ=dict(os.environ),
+        settings=read_settings,
+        resolve=resolve,
+        served=served,
+        make_engine=lambda spec, spawn: make_engine(spec, spawn, home),
+        keys=store.keys,
+    )
+
+
+def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home) -> Engine:
+    """The engine of a replica."""
+    place = Place(name=spec.id, spawn=spawn, folder=home.run, log=home.logs / f"{spec.id}.log")
+    match spec.options:
+        case LlamaCppOptions():
+            from tidegate.engines.llamacpp import LlamaCppEngine
+
+            assert spec.files is not None  # noqa: S101 - the plan gives files to every pool that loads them
+            return LlamaCppEngine(spec.files, spec.options, place)
+        case FakeOptions():
+            from tidegate.engines.fake import FakeEngine
+
+            return FakeEngine(spec.model, spec.options, place)
+        case ExternalOptions():
+            from tidegate.engines.external import ExternalEngine
+
+            return ExternalEngine(spec.url, spec.options)
+        case _:
+            raise SettingError("pool.engine", f"{spec.engine!r} is no engine")
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run blocking work in a thread that does not hold up the end of the program, as a download would."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result] = loop.create_future()
+
+    def settle(value: Result | None, error: BaseException | None) -> None:
+        if result.done():  # nobody waits any more
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - carried to whoever waits
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
+async def served(settings: Settings) -> Mapping[str, str]:
+    """What models without a name of their own, given only by URLs, call themselves. Raises OperatorError."""
+    found: dict[str, str] = {}
+    for pool in settings.pool:
+        if pool.engine == "external" and pool.model == "auto":
+            found[pool.model] = await _own_name(pool.urls[0], pool.engine_options())
+    return found
+
+
+async def _own_name(url: str, options: Section) -> str:
+    from tidegate.engines import readiness
+
+    key_file = options.api_key_file if isinstance(options, ExternalOptions) else None
+    key = _secret(key_file, "pool.options.api_key_file") if key_file else ""
+    hint = "start it first; or give the model a name with [[model]] and [[pool]], and it may come later"
+    try:
+        async with readiness.client(url, key) as http:
+            listed = await readiness.get_json(http, "/v1/models")
+        name = str(listed["data"][0]["id"])
+    except httpx.HTTPError as error:
+        raise OperatorError(f"the engine at {url} does not answer: {error!r}", hint=hint) from None
+    except (LookupError, TypeError):
+        raise OperatorError(f"the engine at {url} does not say at /v1/models what it serves", hint=hint) from None
+    return PurePath(name).stem if name.startswith("/") else name  # llama.cpp's is the file's path
+
+
+def _files(resolver: Resolver, model: ModelSettings) -> ModelFiles:
+    found: LocalModel = resolver.resolve(model.source, quantisation=model.quantisation)
+    print(found.sentence, flush=True)
+    logs.get().info("model found", model=found.name, file=str(found.path), quantisation=found.quantisation)
+    return ModelFiles(
+        name=found.name,
+        path=found.path,
+        quantisation=found.quantisation,
+        digest=found.digest,
+        context_tokens=found.context_tokens,
+        aliases=found.aliases,
+    )
+
+
+def _secret(file: Path, setting: str) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except OSError as error:
+        raise SettingError(setting, f"{file} cannot be read: {error.strerror}") from None

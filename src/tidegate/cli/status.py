@@ -1,0 +1,85 @@
+"""`tidegate status`: what runs, and how it is. Exit code 1 when nothing runs."""
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tidegate.cli.admin import ask, running
+from tidegate.control.status import Status
+
+app = typer.Typer(add_completion=False)
+MIB = 1024 * 1024
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: what /admin/v1/status answers.")] = False,
+) -> None:
+    """Show what runs in this data folder."""
+    address = running()
+    if address is None:
+        print('{"running": false}' if as_json else "Tidegate is not running here; `tidegate up` starts it.")
+        raise typer.Exit(1)
+    body = ask(address, "GET", "/admin/v1/status")
+    if as_json:
+        sys.stdout.write(body.decode() + "\n")
+        return
+    show(msgspec.json.decode(body, type=Status))
+
+
+def show(status: Status) -> None:
+    """The status as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    state = "ready" if status.ready else "not ready"
+    console.print(
+        f"Tidegate {status.version}, {state}, up {duration(status.up_s)}, process {status.pid}, "
+        f"memory {gib(status.memory_used_bytes)} of {gib(status.memory_total_bytes)}, "
+        f"{'a key is needed' if status.keys_required else 'no key is needed'}"
+    )
+    for name, url in status.urls.items():
+        console.print(f"  {name:<6} {url}", soft_wrap=True)
+    table = Table("replica", "model", "state", "pid", "since", "restarts", "memory", "slots", "in flight", box=None)
+    for replica in status.replicas:
+        table.add_row(
+            replica.id,
+            replica.model,
+            replica.state,
+            str(replica.pid or ""),
+            duration(replica.ready_s),
+            str(replica.restarts),
+            mib(replica.memory_bytes),
+            str(replica.slots or ""),
+            str(replica.in_flight),
+        )
+    for process in status.processes:
+        since, memory = duration(process.ready_s), mib(process.memory_bytes)
+        table.add_row(process.name, "", process.state, str(process.pid or ""), since, str(process.restarts), memory)
+    console.print(table)
+    causes = {replica.id: replica.cause for replica in status.replicas}
+    causes |= {process.name: process.cause for process in status.processes}
+    for name, cause in causes.items():
+        if cause:
+            console.print(f"{name}: {cause}", soft_wrap=True)
+
+
+def duration(seconds: float | None) -> str:
+    """`3 s`, `12 min`, `5 h`, `2 d`."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**3:.1f} GiB"
+
+
+def mib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / MIB:.0f} MiB"

@@ -1,0 +1,218 @@
+"""`tidegate up`: everything on this machine, from one command, until Ctrl-C.
+
+Ctrl-C (or SIGTERM, or the terminal closing) once: answers in progress are finished, everything ends, exit code 0.
+Twice: everything is killed at once, exit code 130.
+"""
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from tidegate import __version__, logs
+from tidegate.cli.announce import announce, gpu_sentence
+from tidegate.cli.parts import Store, make_parts
+from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
+from tidegate.control.control import Control
+from tidegate.control.keeper import World
+from tidegate.control.state import Lock
+from tidegate.errors import SettingError
+from tidegate.fleet.machine import gpus
+from tidegate.home import Home, find_home
+
+KILLED_EXIT = 130
+"""128 + SIGINT, as shells say it."""
+
+app = typer.Typer(add_completion=False)
+Port = Annotated[int | None, typer.Option(min=0, max=65_535)]
+
+
+@app.command()
+def up(  # noqa: PLR0917 - typer reads flags, which have no position
+    model: Annotated[str | None, typer.Option(help="auto, demo, a name, ORG/NAME of a hub, or a path.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs already; repeatable.")] = None,
+    api_port: Port = None,
+    admin_port: Port = None,
+    chat_port: Port = None,
+    lan: Annotated[bool, typer.Option("--lan", help="Let others on this network in, with a key.")] = False,
+    chat: Annotated[bool, typer.Option(help="The chat page.")] = True,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Listen on more than this machine without a key.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
+) -> None:
+    """Start everything on this machine: the API, the chat page, the engines."""
+    home = find_home()
+    file = find_file(config, home.path)
+
+    def read_settings() -> Settings:
+        base = load(file)
+        flags = flags_of(
+            base,
+            model=model,
+            engines=engine or [],
+            ports={"gateway": api_port, "admin": admin_port, "chat": chat_port},
+            lan=lan,
+            chat=chat,
+            allow_anonymous=allow_anonymous,
+        )
+        return load(file, flags)
+
+    settings = read_settings()
+    if settings.store.home is not None:
+        home = find_home(settings.store.home)
+    home.create()
+    lock = Lock.acquire(home)
+    try:
+        logs.configure(settings.log, file=home.logs / "tidegate.log", terminal=True)
+        try:
+            code = _run(settings, home, read_settings, lan=lan)
+        finally:
+            logs.close()
+    finally:
+        lock.release()
+    raise typer.Exit(code)
+
+
+def flags_of(
+    base: Settings,
+    *,
+    model: str | None,
+    engines: list[str],
+    ports: dict[str, int | None],
+    lan: bool,
+    chat: bool,
+    allow_anonymous: bool,
+) -> dict[str, Any]:
+    """What the flags mean as settings, nested like the settings file. `base` is the settings without them."""
+    flags: dict[str, Any] = {}
+    for section, port in ports.items():
+        host, held = split_address(getattr(base, section).listen)
+        host = "0.0.0.0" if lan and section != "admin" else host  # noqa: S104 - that is what --lan asks for
+        address = f"[{host}]" if ":" in host else host
+        listen = f"{address}:{held if port is None else port}"
+        if port is not None or (lan and section != "admin"):
+            flags[section] = {"listen": listen}
+    if not chat:
+        flags.setdefault("chat", {})["enabled"] = False
+    if allow_anonymous:
+        flags.setdefault("gateway", {})["allow_anonymous"] = True
+    if model is not None and engines:
+        raise SettingError("--model", "is for engines of our own, and --engine names one that runs already")
+    if model is not None:
+        held_options = [pool.options for pool in base.pool if pool.engine == "llamacpp"]
+        flags["model"] = [{"name": "auto", "source": model}]
+        flags["pool"] = [{"name": "default", "model": "auto", "options": held_options[0] if held_options else {}}]
+    if engines:
+        name = base.model[0].name if base.model else "auto"
+        flags["pool"] = [{"name": "default", "model": name, "engine": "external", "urls": engines}]
+    return flags
+
+
+def _run(settings: Settings, home: Home, read_settings: Callable[[], Settings], *, lan: bool) -> int:
+    store = Store.open(settings, home)
+    try:
+        secret = store.lan_key(home) if lan else None
+        _refuse_open_doors(settings, keys=store.keys().required)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, home, read_settings, store, secret))
+    finally:
+        store.close()
+
+
+def _refuse_open_doors(settings: Settings, *, keys: bool) -> None:
+    """Whoever listens to others has keys, or has said that it needs none. Raises SettingError."""
+    for section in ("gateway", "chat"):
+        listen = getattr(settings, section).listen
+        off = section == "chat" and not settings.chat.enabled
+        if not (off or keys or is_loopback(listen) or settings.gateway.allow_anonymous):
+            raise SettingError(
+                f"{section}.listen",
+                f"{listen} can be reached by others, and there is no key",
+                hint="`tidegate up --lan` makes a key; or set gateway.allow_anonymous = true (--allow-anonymous)",
+            )
+
+
+async def _serve(
+    settings: Settings, home: Home, read_settings: Callable[[], Settings], store: Store, secret: str | None
+) -> int:
+    log = logs.get()
+    world = World(clock=time.monotonic, wall=time.time, rng=random.SystemRandom(), log=log)
+    control = Control(settings, home, make_parts(home, read_settings, store), world)
+    stopping = _Stopping(control)
+    log.info("tidegate starting", version=__version__, home=str(home.path))
+    try:
+        await stopping.unless(control.open())
+    except BaseException:
+        await control.close()
+        raise
+    try:
+        await stopping.unless(_start(control, settings, secret))
+        await stopping.event.wait()
+    finally:
+        log.info("stopping", answers_may_take_s=settings.gateway.drain_timeout_s)
+        stopping.event.set()
+        await control.stop()
+        log.info("stopped")
+    return stopping.exit_code
+
+
+async def _start(control: Control, settings: Settings, secret: str | None) -> None:
+    """From bound ports to everything running, told."""
+    language = terminal_language()
+    found = asyncio.get_running_loop().create_task(asyncio.to_thread(gpus))
+    await control.start()
+    await control.ready()
+    status = control.status()
+    if sentence := gpu_sentence(await found, [pool.engine for pool in settings.pool], language):
+        logs.get().info("gpu found", gpus=[gpu.name for gpu in await found])
+        print(sentence, flush=True)
+    mib = 1024 * 1024
+    logs.get().info(
+        "ready",
+        **status.urls,
+        models=[model.name for model in status.models],
+        memory_used_mib=status.memory_used_bytes // mib,
+        memory_total_mib=status.memory_total_bytes // mib,
+        seconds=round(status.up_s, 1),
+    )
+    sys.stdout.write(announce(status, settings, secret, language))
+    sys.stdout.flush()
+
+
+class _Stopping:
+    """Ctrl-C, SIGTERM, and the terminal's end: the first asks for an end, the second for one at once."""
+
+    def __init__(self, control: Control) -> None:
+        self.event = asyncio.Event()
+        self.exit_code = 0
+        self._control = control
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                loop.add_signal_handler(number, self._asked)
+
+    async def unless(self, work: Any) -> None:
+        """Do `work`, unless an end is asked for first. Raises what `work` raises."""
+        loop = asyncio.get_running_loop()
+        working, asked = loop.create_task(work), loop.create_task(self.event.wait())
+        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            return
+        working.result()
+
+    def _asked(self) -> None:
+        if self.event.is_set():
+            self.exit_code = KILLED_EXIT
+            self._control.kill()
+        self.event.set()

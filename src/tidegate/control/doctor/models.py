@@ -1,0 +1,64 @@
+"""The models of the data folder: whole, and small enough for this machine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.control.doctor.findings import Finding, note, ok, problem, size
+from tidegate.errors import ModelError
+from tidegate.gguf import GgufHeader, memory_needed, read_header
+from tidegate.models import library
+
+LEAST_CONTEXT_TOKENS = 2048
+"""What a conversation needs; more is a matter of settings."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of one model."""
+
+    title: str
+    size_bytes: int
+    fault: str = ""
+    advice: str = ""
+    header: GgufHeader | None = None
+    """Of a GGUF file that is whole."""
+
+
+def gather(models: Path) -> tuple[ModelFacts, ...]:
+    """Look at sizes, times and headers; files whose time changed are read through."""
+    found = []
+    for model in library.stored(models):
+        title = f"{model.name} ({model.variant})"
+        try:
+            found.append(ModelFacts(title, model.size_bytes, header=library.check(model)))
+        except ModelError as error:
+            found.append(ModelFacts(title, model.size_bytes, str(error), error.hint))
+    for path in library.by_hand(models):
+        try:
+            found.append(ModelFacts(path.name, path.stat().st_size, header=read_header(path)))
+        except ModelError as error:
+            found.append(ModelFacts(path.name, path.stat().st_size, str(error), f"take {path} away, or replace it"))
+    return tuple(found)
+
+
+def check(facts: Iterable[ModelFacts], available_bytes: int, *, running: bool) -> Iterable[Finding]:
+    """Findings; with `running` engines the memory that is available says nothing, as they hold theirs."""
+    none = True
+    for fact in facts:
+        none = False
+        if fact.fault:
+            yield problem("model", fact.fault, fact.advice)
+            continue
+        yield ok("model", f"{fact.title} is whole, {size(fact.size_bytes)}")
+        if fact.header is None or running:
+            continue
+        context = min(LEAST_CONTEXT_TOKENS, fact.header.context_tokens or LEAST_CONTEXT_TOKENS)
+        need = memory_needed(fact.header, context_tokens=context, slots=1)
+        if need.total_bytes > available_bytes:
+            refusal = need.refusal(fact.title, available_bytes)
+            yield problem("model", str(refusal), refusal.hint)
+    if none:
+        yield note(
+            "model", "there is none in the data folder", "`tidegate up` gets one; so does `tidegate models pull NAME`"
+        )
