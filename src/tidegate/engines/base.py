@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from tidegate.types import DialectName, ProcessId
 
 
@@ -41,6 +43,13 @@ class EngineFacts:
     embeddings: bool = False
     served_name: str = ""
     version: str = ""
+
+
+class ReadyFile(msgspec.Struct, frozen=True):
+    """What an engine's process writes, as JSON, to the file it was told, once it listens."""
+
+    pid: int
+    url: str
 
 
 class Child(Protocol):

@@ -1,0 +1,136 @@
+"""What the engines that we start have in common: a child, its files, and the wait until it answers."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+
+from tidegate.engines import causes, readiness
+from tidegate.engines.base import Child, ReadyFile, Spawn
+from tidegate.errors import EngineStartError
+from tidegate.home import write_private
+
+POLL_S: Final = 0.02
+DYING_S: Final = 1.0
+"""A connection that broke is most often the first news of a process that ends."""
+START_TIMEOUT_S: Final = 600.0
+"""A large model on a slow disk is read in minutes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine's process lives: how it is started, and the files between it and us."""
+
+    name: str
+    """Of the replica."""
+    spawn: Spawn
+    folder: Path
+    """For the key and ready files; only this user can look into it."""
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Handed to `spawn`."""
+
+    @property
+    def ready_file(self) -> Path:
+        return self.folder / f"{self.name}.ready"
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / f"{self.name}.engine-key"
+
+
+class EngineProcess:
+    """One engine's child process, from its start to its end."""
+
+    def __init__(self, place: Place, start_timeout_s: float = START_TIMEOUT_S) -> None:
+        self.place = place
+        self.child: Child | None = None
+        self.url = ""
+        self.api_key = ""
+        self._start_timeout_s = start_timeout_s
+        self._log_start = 0
+
+    def new_key(self) -> Path:
+        """Make a key and the file that carries it to the child."""
+        self.api_key = secrets.token_urlsafe(32)
+        write_private(self.place.key_file, self.api_key.encode())
+        return self.place.key_file
+
+    async def start(self, argv: Sequence[str]) -> None:
+        """Start the child. Raises EngineStartError."""
+        place = self.place
+        place.ready_file.unlink(missing_ok=True)
+        self.url = ""
+        self._log_start = causes.size(place.log)
+        try:
+            self.child = await place.spawn(argv, env=place.env, log=place.log)
+        except OSError as error:
+            self.forget_files()
+            raise EngineStartError(f"{place.name}: its process could not be started: {error}") from error
+
+    def attach(self, child: Child, url: str, api_key: str) -> None:
+        """Take over a child that runs already."""
+        self.child, self.url, self.api_key = child, url, api_key
+
+    async def ready(self, served_name: str) -> None:
+        """Wait for its URL and for one token. Raises EngineStartError, with the log's tail if it ended."""
+        if self.child is None:
+            raise EngineStartError(f"{self.place.name} was not started")
+        answering = asyncio.ensure_future(self._answer(served_name))
+        ending = asyncio.ensure_future(self.child.wait())
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise self._ended(ending.result())
+            await answering
+        except TimeoutError:
+            raise self._late() from None
+        except httpx.TransportError as error:
+            await asyncio.wait({ending}, timeout=DYING_S)
+            if ending.done():
+                raise self._ended(ending.result()) from error
+            raise EngineStartError(f"{self.place.name} at {self.url} does not answer: {error!r}") from error
+        finally:
+            for task in (answering, ending):
+                task.cancel()
+            await asyncio.gather(answering, ending, return_exceptions=True)
+            self.forget_files()
+
+    async def _answer(self, served_name: str) -> None:
+        while not self.url:
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                self.url = msgspec.json.decode(self.place.ready_file.read_bytes(), type=ReadyFile).url
+                break
+            await asyncio.sleep(POLL_S)
+        async with readiness.client(self.url, self.api_key) as http:
+            await readiness.one_token(http, served_name)
+
+    def _ended(self, status: int | None) -> EngineStartError:
+        lines = causes.tail(self.place.log, self._log_start)
+        cause = causes.likely_cause(lines, status)
+        how = "" if status is None else f" (exit status {status})" if status >= 0 else f" (signal {-status})"
+        message = f"{self.place.name} ended before it was ready{how}"
+        return EngineStartError(f"{message}: {cause}" if cause else message, log_tail=lines, cause=cause)
+
+    def _late(self) -> EngineStartError:
+        lines = causes.tail(self.place.log, self._log_start)
+        return EngineStartError(f"{self.place.name} was not ready after {self._start_timeout_s:g} s", log_tail=lines)
+
+    async def stop(self, grace_s: float) -> None:
+        """End the child; returns when nothing of it is left."""
+        child, self.child = self.child, None
+        if child is not None:
+            await child.stop(grace_s)
+        self.forget_files()
+
+    def forget_files(self) -> None:
+        """Remove the key and ready files: both have been read, or never will be."""
+        self.place.key_file.unlink(missing_ok=True)
+        self.place.ready_file.unlink(missing_ok=True)

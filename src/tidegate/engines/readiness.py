@@ -1,0 +1,66 @@
+"""Whether an engine really answers: one token, asked for over HTTP as a client would."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from tidegate.errors import EngineStartError
+
+QUESTION: Final = "Hi"
+ANSWER_TIMEOUT_S: Final = 120.0
+"""Longest wait for one token: an engine may be busy, and on a slow disk the weights are read by the first request."""
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+def client(url: str, api_key: str = "") -> httpx.AsyncClient:
+    """A client for an engine's own URL: no proxy of the environment stands between."""
+    return httpx.AsyncClient(
+        base_url=url,
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        trust_env=False,
+    )
+
+
+async def one_token(http: httpx.AsyncClient, model: str) -> None:
+    """Have one token generated, by chat or, for a model that has no template, by completion.
+
+    Raises EngineStartError with the engine's own words when it refuses, httpx.TransportError when it does not answer.
+    """
+    bodies: Mapping[str, Mapping[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": QUESTION}]},
+        "/v1/completions": {"prompt": QUESTION},
+    }
+    refusals = []
+    for path, body in bodies.items():
+        answer = await http.post(path, json={"model": model, "max_tokens": 1, "stream": False, **body})
+        if answer.status_code == httpx.codes.OK and has_token(answer.content):
+            return
+        refusals.append(f"{path} answered {answer.status_code}: {answer.text[:300].strip()}")
+    raise EngineStartError(f"{http.base_url} does not answer a one-token request: {'; '.join(refusals)}")
+
+
+def has_token(body: bytes) -> bool:
+    """Whether an answer counts at least one generated token, or has text where it does not count."""
+    try:
+        answer = msgspec.json.decode(body)
+        choice = answer["choices"][0]
+        counted = (answer.get("usage") or {}).get("completion_tokens")
+        if counted is not None:
+            return bool(counted)
+        return bool(choice.get("text") or (choice.get("message") or {}).get("content"))
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        return False
+
+
+async def get_json(http: httpx.AsyncClient, path: str) -> Any:
+    """The JSON at a path; None where there is none. Raises httpx.TransportError."""
+    answer = await http.get(path)
+    if answer.status_code != httpx.codes.OK:
+        return None
+    try:
+        return msgspec.json.decode(answer.content)
+    except msgspec.DecodeError:
+        return None
