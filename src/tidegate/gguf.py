@@ -157,7 +157,7 @@ def read_header(path: Path) -> GgufHeader:
             return _parse(path, data)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError):
+    except (struct.error, IndexError, UnicodeDecodeError, ArithmeticError, TypeError):
         raise _broken(path, "its header ends too early or is damaged") from None
     except ValueError as error:
         # mmap refuses an empty file; _parse says what it found.
@@ -254,6 +254,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
         key = cursor.text()
         fields[key] = cursor.value(cursor.number("I"))
     keys_end, alignment = cursor.at, fields.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"its alignment is {alignment!r}")
     parameters, weights, last = _tensors(cursor, tensors)
     end = -(-cursor.at // alignment) * alignment + last
     if end > len(data):
@@ -287,7 +289,10 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], **measured: int
         raise ValueError("it does not say what architecture it is")  # noqa: TRY004 - translated by read_header
 
     def of(key: str, default: Any = 0) -> Any:
-        return fields.get(f"{architecture}.{key}", default)
+        value = fields.get(f"{architecture}.{key}", default)
+        if value is not default and not isinstance(value, int | tuple):
+            raise ValueError(f"{architecture}.{key} is {value!r}")
+        return value
 
     layers, hidden = of("block_count"), of("embedding_length")
     heads = (
