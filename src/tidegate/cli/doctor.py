@@ -1,0 +1,77 @@
+"""`tidegate doctor`: look for faults, each with what to do. Exit code 1 if there is a problem."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tidegate.config import Settings, explain, find_file, hub_environment
+from tidegate.control.doctor import Finding, Level, disk, folder, gpu, hub, listeners, machine, models
+from tidegate.control.doctor.findings import ok, problem
+from tidegate.errors import OperatorError
+from tidegate.home import find_home
+from tidegate.models.hubs import hubs_for
+
+app = typer.Typer(add_completion=False)
+
+SIGNS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Look at this machine, the data folder and the network; says what to do about whatever it finds."""
+    found = []
+    for finding in findings():
+        found.append(finding)
+        if not as_json:
+            print("\n".join(_lines(finding)), flush=True)
+    problems = sum(finding.level is Level.PROBLEM for finding in found)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print(f"\n{problems or 'No'} problem{'' if problems == 1 else 's'} found.")
+    sys.exit(1 if problems else 0)
+
+
+def findings() -> Iterator[Finding]:
+    """Every finding, as it comes: hubs and disk, which take seconds, last. A mistake in the settings is a finding too."""
+    try:
+        explained = explain(find_file(None, find_home().path))
+        settings = explained.settings
+        yield ok("settings", f"valid ({explained.file or 'the defaults, no file'})")
+    except OperatorError as error:
+        settings = Settings()
+        yield problem("settings", str(error), error.hint or "`tidegate check-config` explains them")
+    home = find_home(settings.store.home)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            answers = pool.submit(hub.gather, hubs_for(hub_environment()))
+        except OperatorError as error:
+            answers = None
+            yield problem("hub", str(error), error.hint)
+        facts = machine.gather()
+        yield from machine.check(facts, settings.gateway.max_connections)
+        yield from gpu.check(gpu.gather())
+        state = folder.gather(home)
+        yield from folder.check(state)
+        yield from listeners.check(listeners.gather(_listeners(settings)), state.ours)
+        known = models.gather(home.models)
+        yield from models.check(known, facts.available_bytes, running=bool(state.alive))
+        has_model = any(not model.fault for model in known)
+        yield from disk.check(disk.gather(home.models), has_model=has_model)
+        if answers is not None:
+            yield from hub.check(answers.result(), has_model=has_model)
+
+
+def _listeners(settings: Settings) -> dict[str, str]:
+    wanted = {"gateway.listen": settings.gateway.listen, "admin.listen": settings.admin.listen}
+    return {**wanted, "chat.listen": settings.chat.listen} if settings.chat.enabled else wanted
+
+
+def _lines(finding: Finding) -> Iterable[str]:
+    yield f"{SIGNS[finding.level]}  {finding.subject:<11}  {finding.text}"
+    if finding.advice:
+        yield f"{'':<22}-> {finding.advice}"
