@@ -38,7 +38,11 @@ def page_process(tmp_path: Path, gateway_url: str, *arguments: str, listen: str 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={**os.environ, "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "http_proxy": "http://127.0.0.1:1"},
+            env={
+                **os.environ,
+                "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+                "http_proxy": "http://127.0.0.1:1",
+            },
         )
     page = Page(process, "", data, cwd, log)
     try:

@@ -50,7 +50,9 @@ class Scripted:
         return None
 
     async def models(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return self._refusal(request) or JSONResponse(
+            {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+        )
 
     async def tokenize(self, request: Request) -> Response:
         if self.tokens is None:

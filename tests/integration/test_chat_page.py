@@ -6,10 +6,11 @@ import re
 import time
 
 import pytest
+from playwright.sync_api import expect
+
 from apps.page_process import page_process
 from apps.scripted import Scripted, running
 from browser import chromium
-from playwright.sync_api import expect
 
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)

@@ -12,7 +12,6 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -23,7 +23,7 @@ SENTENCES: dict[str, dict[str, Any]] = {
                     "email": {"label": "Your name", "required": "a name is needed", "placeholder": "Li Lei"},
                     "password": {"label": "API key", "required": "a key is needed"},
                 },
-                "errors": {"credentialsSignin": "This key is not valid. Ask whoever runs this Tidegate for one."},
+                "errors": {"credentialssignin": "This key is not valid. Ask whoever runs this Tidegate for one."},
             }
         },
         "chat": {
@@ -39,7 +39,7 @@ SENTENCES: dict[str, dict[str, Any]] = {
                     "email": {"label": "您的名字", "required": "请填写名字", "placeholder": "李雷"},
                     "password": {"label": "API 密钥", "required": "请填写密钥"},
                 },
-                "errors": {"credentialsSignin": "密钥无效。请向 Tidegate 的管理员索取。"},
+                "errors": {"credentialssignin": "密钥无效。请向 Tidegate 的管理员索取。"},
             }
         },
         "chat": {
