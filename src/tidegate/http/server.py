@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -27,6 +28,11 @@ BODILESS: Final = frozenset((204, 304))
 SWEEP_S: Final = 1.0
 HELD_BYTES: Final = 64 * 1024
 """Pipelined bytes kept while an answer is being written; past it the socket is not read."""
+LINGER_S: Final = 2.0
+"""How long a refused client's bytes are still read and dropped: a close with bytes unread would reset the connection,
+and the client could lose the answer that says why."""
+RESET: Final = struct.pack("ii", 1, 0)
+"""For SO_LINGER: a close sends RST, so that an answer that ends with its connection cannot be taken for a whole one."""
 IDLE_DRAIN_S: Final = 1.0
 """How long a kept-alive connection may still bring a request once the server drains."""
 
@@ -114,7 +120,7 @@ class Exchange:
         if self.finished or self.started:
             return
         connection = self._connection
-        head = [STATUS_LINES[status], connection.server.date_line]
+        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line]
         head += [b"%s: %s\r\n" % pair for pair in headers]
         head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
         if status not in BODILESS:
@@ -132,7 +138,7 @@ class Exchange:
             return
         self.started = True
         connection = self._connection
-        head = [STATUS_LINES[status], connection.server.date_line]
+        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line]
         head += [b"%s: %s\r\n" % pair for pair in headers]
         head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
         if self.request.http10:
@@ -161,6 +167,7 @@ class Exchange:
         if self.finished:
             return
         self.finished = True
+        self.on_disconnect = self.on_pause = self.on_resume = None  # they lead back here: no work for the collector
         if self.chunked and self.request.method != b"HEAD":
             self._connection.transport.write(b"0\r\n\r\n")
         self._connection.exchange_finished(self)
@@ -169,8 +176,9 @@ class Exchange:
         """Cut the connection so that the client knows that the answer is not whole (RST, no last chunk)."""
         if not self.finished:
             self.finished = True
+            self.on_disconnect = self.on_pause = self.on_resume = None
             self._connection.exchange = None
-            self._connection.transport.abort()
+            self._connection.reset()
 
 
 Handler = Callable[[Exchange], None]
@@ -183,14 +191,15 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         "body", "body_bytes", "closing", "deadline", "dispatching", "exchange", "fault", "head_bytes", "head_done",
-        "headers", "held", "lost", "parser", "paused_since", "pending", "server", "target", "transport",
+        "headers", "held", "lost", "parser", "paused_since", "payloadless_bytes", "pending", "server", "target",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
         self.server = server
         self.exchange: Exchange | None = None
         self.pending: deque[Request] = deque()
-        self.held: list[bytes] = []
+        self.held = bytearray()
         self.closing = self.lost = self.dispatching = False
         self.paused_since: float | None = None
         self.fault: tuple[int, str] | None = None
@@ -200,7 +209,7 @@ class ServerConnection(asyncio.Protocol):
         self.target = b""
         self.headers: dict[bytes, bytes] = {}
         self.body: list[bytes] = []
-        self.body_bytes = self.head_bytes = 0
+        self.body_bytes = self.head_bytes = self.payloadless_bytes = 0
         self.head_done = False
 
     # asyncio.Protocol
@@ -220,19 +229,30 @@ class ServerConnection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.finished:
             exchange.finished = True
-            if exchange.on_disconnect is not None:
-                exchange.on_disconnect()
+            gone, exchange.on_disconnect = exchange.on_disconnect, None
+            exchange.on_pause = exchange.on_resume = None
+            if gone is not None:
+                gone()
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        if self.exchange is None and not self.dispatching:
+        if self.exchange is None and self.paused_since is None and not self.dispatching:
             self._parse(data)
             self._dispatch()
             return
-        self.held.append(data)
-        if sum(map(len, self.held)) > HELD_BYTES:
+        self.held += data
+        if len(self.held) > HELD_BYTES:
             self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. One that waits for an answer has gone; what is written already still leaves."""
+        if self.exchange is not None:
+            self.transport.abort()
+        else:
+            self.closing = True
+            self.deadline = self.server.now() + self.server.limits.write_timeout_s
+        return False
 
     def pause_writing(self) -> None:
         self.paused_since = self.server.now()
@@ -241,14 +261,18 @@ class ServerConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused_since = None
-        if self.exchange is not None and self.exchange.on_resume is not None:
-            self.exchange.on_resume()
+        if self.exchange is not None:
+            if self.exchange.on_resume is not None:
+                self.exchange.on_resume()
+        elif not self.dispatching and not self.closing and (self.pending or self.held):
+            self._dispatch()
 
     # parsing
 
     def _parse(self, data: bytes) -> None:
         limits = self.server.limits
-        if not self.head_done:
+        head_done, body_bytes = self.head_done, self.body_bytes
+        if not head_done:
             if not self.head_bytes:
                 self.deadline = self.server.now() + limits.head_timeout_s
             self.head_bytes += len(data)
@@ -262,8 +286,14 @@ class ServerConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.refuse(400, f"the request is not valid HTTP/1.1: {error}")
             return
-        if not self.head_done and self.head_bytes > limits.max_head_bytes and not self.pending:
+        if self.pending:
+            return
+        if not self.head_done and self.head_bytes > limits.max_head_bytes:
             self.refuse(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
+        elif head_done and self.body_bytes == body_bytes:
+            self.payloadless_bytes += len(data)
+            if self.payloadless_bytes > limits.max_head_bytes:
+                self.refuse(431, f"chunk extensions or trailers are longer than {limits.max_head_bytes} bytes")
 
     def _stop_parsing(self, status: int, reason: str) -> None:
         self.fault = (status, reason)
@@ -281,6 +311,8 @@ class ServerConnection(asyncio.Protocol):
             if name in SINGLE_FIELDS:
                 self._stop_parsing(400, f"the header {name.decode('latin-1')} came twice")
             value = headers[name] + b", " + value
+            if len(value) > self.server.limits.max_head_bytes:
+                self._stop_parsing(431, f"the header {name.decode('latin-1')} is too long")
         headers[name] = value
         if len(headers) > self.server.limits.max_headers:
             self._stop_parsing(431, f"there are more than {self.server.limits.max_headers} headers")
@@ -292,9 +324,14 @@ class ServerConnection(asyncio.Protocol):
         if version != "1.1":
             if version != "1.0":
                 self._stop_parsing(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            if b"transfer-encoding" in headers:
+                self._stop_parsing(400, "HTTP/1.0 has no transfer-encoding")
         elif b"host" not in headers:
             self._stop_parsing(400, "the header host is missing")
-        if self.head_bytes > limits.max_head_bytes and self._head_size() > limits.max_head_bytes:
+        if self.target[:1] != b"/" and (self.target != b"*" or self.parser.get_method() != b"OPTIONS"):
+            self._stop_parsing(400, "the request target has to be a path")
+        large = self.head_bytes > limits.max_head_bytes or self.pending  # after a whole request it was not counted
+        if large and self._head_size() > limits.max_head_bytes:
             self._stop_parsing(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
         if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             self._stop_parsing(501, "the only transfer-encoding understood is chunked")
@@ -333,13 +370,13 @@ class ServerConnection(asyncio.Protocol):
         """Hand over what has been parsed, one request after the other; a loop, since most answers come at once."""
         self.dispatching = True
         try:
-            while self.exchange is None and not self.lost:
+            while self.exchange is None and self.paused_since is None and not self.lost:
                 if self.pending:
                     self.deadline = None
                     self.exchange = Exchange(self, self.pending.popleft())
                     self.server.handler(self.exchange)
                 elif self.held and not self.closing:
-                    data, self.held = b"".join(self.held), []
+                    data, self.held = bytes(self.held), bytearray()
                     self.transport.resume_reading()
                     self._parse(data)
                 else:
@@ -365,9 +402,7 @@ class ServerConnection(asyncio.Protocol):
         if self.lost:
             return
         if not exchange.request.keep_alive or self.closing:
-            self.closing = True
-            self.pending.clear()
-            self.transport.close()
+            self._hang_up(self.server.limits.write_timeout_s)
             return
         self.deadline = self.server.now() + self.server.limits.idle_timeout_s
         if not self.dispatching and (self.pending or self.held):
@@ -376,7 +411,7 @@ class ServerConnection(asyncio.Protocol):
     def refuse(self, status: int, reason: str) -> None:
         """Answer what cannot be handled, and close: nothing after it can be trusted to be a request.
 
-        Whole requests before it are answered first; then the connection closes without this answer.
+        A whole request before it is answered first; then the connection closes without this answer.
         """
         if self.closing or self.lost:
             return
@@ -387,7 +422,35 @@ class ServerConnection(asyncio.Protocol):
         head = [STATUS_LINES[status], self.server.date_line, *(b"%s: %s\r\n" % pair for pair in headers)]
         head.append(b"content-length: %d\r\n" % len(body))
         self.answer(Request(b"", b"", {}, b""), head, body)
-        self.transport.close()
+        self._hang_up(LINGER_S)
+
+    def _hang_up(self, linger_s: float) -> None:
+        """Say that nothing more will come, and drop what still arrives until the client closes too."""
+        self.closing = True
+        self.pending.clear()
+        self.held.clear()
+        self.deadline = self.server.now() + linger_s
+        if self.transport.is_closing():
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.transport.resume_reading()
+        else:
+            self.transport.close()
+
+    def reset(self) -> None:
+        """Close at once, so that the client cannot take what it has for everything."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of a request has come that is still to be answered."""
+        begun = self.pending or self.held or self.target or self.head_bytes or self.head_done
+        return self.exchange is None and (self.closing or not begun)
 
     def sweep(self, now: float) -> None:
         """Once a second: end what has taken too long."""
@@ -396,7 +459,9 @@ class ServerConnection(asyncio.Protocol):
             self.transport.abort()
         elif self.deadline is not None and now > self.deadline:
             self.deadline = None
-            if self.head_done:
+            if self.closing:
+                self.transport.abort()
+            elif self.head_done:
                 self.refuse(408, f"the body took longer than {limits.body_timeout_s:g} s")
             elif self.head_bytes:
                 self.refuse(408, f"the head took longer than {limits.head_timeout_s:g} s")
@@ -470,7 +535,7 @@ class HttpServer:
             if waited >= timeout_s:
                 break
             if waited >= min(IDLE_DRAIN_S, timeout_s):
-                for connection in [c for c in self.connections if c.exchange is None]:
+                for connection in [c for c in self.connections if c.idle]:
                     connection.transport.close()
             await asyncio.sleep(0.02)
         whole = not self.busy
