@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ def make_parts(home: Home, read_settings: Callable[[], Settings], store: Store) 
 
     return Parts(
         environ=dict(os.environ),
+        gateway=(sys.executable, "-m", "tidegate", "gateway"),
+        chat=(sys.executable, "-m", "tidegate.apps.serve"),
         settings=read_settings,
         resolve=resolve,
         served=served,

@@ -7,7 +7,7 @@ Order of an end: stop listening, let the gateway drain, then end the chat page a
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -45,6 +45,10 @@ class Parts:
 
     environ: Mapping[str, str]
     """What children inherit."""
+    gateway: Sequence[str]
+    """The command that starts a gateway; told by options where control and the listening socket are."""
+    chat: Sequence[str]
+    """The command that starts the chat page."""
     settings: Callable[[], Settings]
     """Reads the settings again. Raises SettingError."""
     resolve: Callable[[Mapping[str, ModelSettings]], Awaitable[Mapping[str, ModelFiles]]]
@@ -71,7 +75,13 @@ class Control:
             self.launcher, parts.make_engine, world=world, changed=self._on_change, in_flight=self._in_flight
         )
         self.frontends = Frontends(
-            self.settings, home, self.launcher, self.gateways, world=world, changed=self._on_change
+            self.settings,
+            home,
+            self.launcher,
+            self.gateways,
+            commands=(parts.gateway, parts.chat),
+            world=world,
+            changed=self._on_change,
         )
         self.admin: state.AdminAddress | None = None
         self.keys = Keys()

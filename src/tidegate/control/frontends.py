@@ -6,8 +6,7 @@ from one control, and from one gateway, to the next without refusing a connectio
 
 import asyncio
 import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -42,6 +41,7 @@ class Frontends:
         launcher: Launcher,
         gateways: Gateways,
         *,
+        commands: tuple[Sequence[str], Sequence[str]],
         world: World,
         changed: Callable[[], None],
     ) -> None:
@@ -49,6 +49,7 @@ class Frontends:
         self.chat: Keeper | None = None
         self._settings, self._home, self._launcher = settings, home, launcher
         self._gateways, self._world, self._changed = gateways, world, changed
+        self._gateway_command, self._chat_command = commands
         self._listening: socket.socket | None = None
         self._gateway: Keeper | None = None
         self._retiring: list[asyncio.Task[None]] = []
@@ -103,7 +104,7 @@ class Frontends:
         return digest(what)
 
     def _gateway_keeper(self, listening: socket.socket, child: LocalChild | None) -> Keeper:
-        argv = [sys.executable, "-m", "tidegate", "gateway", "--control", str(self._home.run / "control.sock")]
+        argv = [*self._gateway_command, "--control", str(self._home.run / "control.sock")]
         for name, file in (
             ("--tls-cert", self._settings.gateway.tls_cert_file),
             ("--tls-key", self._settings.gateway.tls_key_file),
@@ -184,7 +185,7 @@ class Frontends:
     def _chat_argv(self) -> list[str]:
         """How the page is started, but for its address."""
         chat = self._settings.chat
-        argv = [sys.executable, "-m", "tidegate.apps.serve", "--gateway-url", self.gateway_url]
+        argv = [*self._chat_command, "--gateway-url", self.gateway_url]
         argv += ["--data-dir", str(self._home.path), "--key-file", str(self._home.run / "service.key")]
         argv += ["--language", chat.language, "--system-prompt", chat.system_prompt]
         argv += ["--history-tokens", str(chat.history_tokens)]

@@ -1,0 +1,81 @@
+"""A small gateway for tests of control: speaks its channel, and answers every HTTP request with what it knows.
+
+`python peer.py --control PATH --listen-fd N`. On SIGTERM it stops listening, finishes what it has, and ends.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+from tidegate import channel
+from tidegate.channel import ChannelClosedError
+from tidegate.fleet.local import process_id
+from tidegate.types import DataReport, FleetSnapshot, Hello
+
+OWN = process_id(os.getpid())
+
+
+class Peer:
+    def __init__(self):
+        self.snapshot = FleetSnapshot(number=0)
+        self.in_flight = 0
+
+    async def answer(self, reader, writer):
+        request = await reader.readuntil(b"\r\n\r\n")
+        self.in_flight += 1
+        if request.startswith(b"GET /slow"):
+            await asyncio.sleep(0.7)
+        body = {
+            "pid": OWN.pid,
+            "snapshot": self.snapshot.number,
+            "keys": [key.name for key in self.snapshot.keys],
+            "replicas": {one.id: [one.state, one.url] for one in self.snapshot.replicas},
+        }
+        data = json.dumps(body).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+        self.in_flight -= 1
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def talk(self, path, listening):
+        while True:
+            with contextlib.suppress(ChannelClosedError):
+                connected = channel.connect(path)
+                try:
+                    await connected.send(Hello(OWN, "x", "y"), (listening.fileno(),))
+                    while True:
+                        self.snapshot, _ = await connected.receive(FleetSnapshot)
+                        report = DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, ())
+                        await connected.send(report)
+                finally:
+                    connected.close()
+            await asyncio.sleep(0.05)
+
+
+async def main(path, descriptor):
+    peer = Peer()
+    with socket.socket(fileno=descriptor) as listening:
+        listening.setblocking(False)
+        server = await asyncio.start_server(peer.answer, sock=listening.dup())
+        talking = asyncio.create_task(peer.talk(path, listening))
+        ending = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+        await ending.wait()
+        talking.cancel()
+        server.close()
+        while peer.in_flight:
+            await asyncio.sleep(0.01)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=Path)
+    parser.add_argument("--listen-fd", type=int)
+    options = parser.parse_args()
+    asyncio.run(main(options.control, options.listen_fd))
