@@ -69,6 +69,7 @@ async def main(path, descriptor):
         await ending.wait()
         talking.cancel()
         server.close()
+        listening.close()
         while peer.in_flight:
             await asyncio.sleep(0.01)
 

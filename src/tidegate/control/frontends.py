@@ -86,6 +86,7 @@ class Frontends:
 
     async def stop_gateway(self, grace_s: float) -> None:
         """Refuse new connections, and end the gateway once its answers are whole."""
+        self._gateways.refuse()
         if self._listening is not None:
             self._listening.close()
         await asyncio.gather(self.gateway.stop(grace_s), *self._retiring)

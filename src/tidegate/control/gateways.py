@@ -32,6 +32,11 @@ class Link:
     reported_at_s: float = 0.0
     """By the clock handed in."""
 
+    def drop_listening(self) -> None:
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None
+
 
 class Gateways:
     """Serves `run/control.sock`."""
@@ -63,6 +68,11 @@ class Gateways:
         if self._listening is not None:
             self._listening.close()
             self._path.unlink(missing_ok=True)
+
+    def refuse(self) -> None:
+        """Let go of every listening socket that was handed over, so that the data port can close."""
+        for link in self.links.values():
+            link.drop_listening()
 
     def publish(self, snapshot: FleetSnapshot) -> None:
         """Send a snapshot to every gateway, now and when one connects; one that is slow gets only the newest."""
@@ -116,8 +126,7 @@ class Gateways:
             if link is not None:
                 if self.links.get(link.hello.process) is link:
                     del self.links[link.hello.process]
-                if link.listening is not None:
-                    link.listening.close()
+                link.drop_listening()
             connected.close()
             self._tell()
 
