@@ -20,7 +20,8 @@ from typing import Final
 import httptools
 import msgspec
 
-HeaderList = Iterable[tuple[bytes, bytes]]
+HeaderList = Iterable[tuple[bytes, bytes]] | bytes
+"""Names and values, or the same as the lines they become (`name: value` and CRLF each)."""
 
 STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 BODILESS: Final = frozenset((204, 304))
@@ -66,6 +67,11 @@ class Request:
         path, _, self.query = target.partition(b"?")
         self.path = path.decode("latin-1")
         """Undecoded: `%` and dot segments are the router's to judge."""
+
+
+def as_lines(headers: HeaderList) -> bytes:
+    """Headers as they are written."""
+    return headers if isinstance(headers, bytes) else b"".join([b"%s: %s\r\n" % pair for pair in headers])
 
 
 class Exchange:
@@ -120,13 +126,15 @@ class Exchange:
         if self.finished or self.started:
             return
         connection = self._connection
-        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line]
-        head += [b"%s: %s\r\n" % pair for pair in headers]
-        head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
-        if status not in BODILESS:
-            head.append(b"content-length: %d\r\n" % len(body))
-        if self.request.method == b"HEAD" or status in BODILESS:
+        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line, as_lines(headers)]
+        if self.extra_headers:
+            head.append(as_lines(self.extra_headers))
+        if status in BODILESS:
             body = b""
+        else:
+            head.append(b"content-length: %d\r\n" % len(body))
+            if self.request.method == b"HEAD":
+                body = b""
         self.started = True
         self.bytes_written = len(body)
         connection.answer(self.request, head, body)
@@ -138,9 +146,9 @@ class Exchange:
             return
         self.started = True
         connection = self._connection
-        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line]
-        head += [b"%s: %s\r\n" % pair for pair in headers]
-        head += [b"%s: %s\r\n" % pair for pair in self.extra_headers]
+        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line, as_lines(headers)]
+        if self.extra_headers:
+            head.append(as_lines(self.extra_headers))
         if self.request.http10:
             self.request.keep_alive = False
         else:
@@ -191,8 +199,8 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         "body", "body_bytes", "closing", "deadline", "dispatching", "exchange", "fault", "head_bytes", "head_done",
-        "headers", "held", "lost", "parser", "paused_since", "payloadless_bytes", "pending", "server", "target",
-        "transport",
+        "fields", "headers", "held", "lost", "parser", "paused_since", "payloadless_bytes", "pending", "server", "target",
+        "transport", "version",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -207,6 +215,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self.target = b""
+        self.fields: list[tuple[bytes, bytes]] = []
         self.headers: dict[bytes, bytes] = {}
         self.body: list[bytes] = []
         self.body_bytes = self.head_bytes = self.payloadless_bytes = 0
@@ -218,7 +227,7 @@ class ServerConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP and TLS transports are Transports
         self.parser = httptools.HttpRequestParser(self)
         server = self.server
-        self.deadline: float | None = server.now() + server.limits.head_timeout_s
+        self.deadline: float | None = server.clock + server.limits.head_timeout_s
         server.connections.add(self)
         if len(server.connections) > server.limits.max_connections:
             self.refuse(503, f"more than {server.limits.max_connections} connections are open")
@@ -251,11 +260,11 @@ class ServerConnection(asyncio.Protocol):
             self.transport.abort()
         else:
             self.closing = True
-            self.deadline = self.server.now() + self.server.limits.write_timeout_s
+            self.deadline = self.server.clock + self.server.limits.write_timeout_s
         return False
 
     def pause_writing(self) -> None:
-        self.paused_since = self.server.now()
+        self.paused_since = self.server.clock
         if self.exchange is not None and self.exchange.on_pause is not None:
             self.exchange.on_pause()
 
@@ -274,12 +283,17 @@ class ServerConnection(asyncio.Protocol):
         head_done, body_bytes = self.head_done, self.body_bytes
         if not head_done:
             if not self.head_bytes:
-                self.deadline = self.server.now() + limits.head_timeout_s
+                self.deadline = self.server.clock + limits.head_timeout_s
             self.head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                again = self._without_upgrade(data[upgrade.args[0] :])
+                self.parser.feed_data(again)
         except httptools.HttpParserUpgrade:
-            pass  # the request is answered as if it had not asked to upgrade, and the connection closed after it
+            self.refuse(400, "requests that ask to upgrade cannot be pipelined")
+            return
         except httptools.HttpParserCallbackError:
             self.refuse(*(self.fault or (400, "the request could not be parsed")))
             return
@@ -295,6 +309,19 @@ class ServerConnection(asyncio.Protocol):
             if self.payloadless_bytes > limits.max_head_bytes:
                 self.refuse(431, f"chunk extensions or trailers are longer than {limits.max_head_bytes} bytes")
 
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """The request that asked to upgrade, as if it had not (RFC 9110, 7.8), and what came after its head.
+
+        llhttp hands it over without its body. Java's client asks for h2c in every request on a new connection.
+        """
+        asked = self.pending.pop()
+        self.parser = httptools.HttpRequestParser(self)
+        closes = b"close" in asked.headers.pop(b"connection").lower()
+        lines = [b"%b %b HTTP/1.%d" % (asked.method, asked.target, not asked.http10)]
+        lines += [b"%b: %b" % pair for pair in asked.headers.items() if pair[0] not in {b"upgrade", b"expect"}]
+        lines.append(b"connection: close" if closes else b"connection: keep-alive")
+        return b"\r\n".join(lines) + b"\r\n\r\n" + rest
+
     def _stop_parsing(self, status: int, reason: str) -> None:
         self.fault = (status, reason)
         raise ValueError(reason)  # httptools turns it into HttpParserCallbackError
@@ -303,24 +330,30 @@ class ServerConnection(asyncio.Protocol):
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head_done:
-            return  # a trailer decides nothing
-        headers = self.headers
-        name = name.lower()
-        if name in headers:
-            if name in SINGLE_FIELDS:
-                self._stop_parsing(400, f"the header {name.decode('latin-1')} came twice")
-            value = headers[name] + b", " + value
-            if len(value) > self.server.limits.max_head_bytes:
-                self._stop_parsing(431, f"the header {name.decode('latin-1')} is too long")
-        headers[name] = value
-        if len(headers) > self.server.limits.max_headers:
-            self._stop_parsing(431, f"there are more than {self.server.limits.max_headers} headers")
+        self.fields.append((name, value))  # after the head they are trailers, and decide nothing
+
+    def _join_repeated(self) -> None:
+        """Headers that came twice become one (RFC 9110, 5.3), but for those that can only be said once."""
+        headers = self.headers = {}
+        for name, value in self.fields:
+            key = name.lower()
+            if key in headers:
+                if key in SINGLE_FIELDS:
+                    self._stop_parsing(400, f"the header {key.decode('latin-1')} came twice")
+                headers[key] += b", " + value
+            else:
+                headers[key] = value
 
     def on_headers_complete(self) -> None:
         self.head_done = True
-        limits, headers = self.server.limits, self.headers
-        version = self.parser.get_http_version()
+        limits, fields = self.server.limits, self.fields
+        if len(fields) > limits.max_headers:
+            self._stop_parsing(431, f"there are more than {limits.max_headers} headers")
+        headers = self.headers = {name.lower(): value for name, value in fields}
+        if len(headers) != len(fields):
+            self._join_repeated()
+            headers = self.headers
+        version = self.version = self.parser.get_http_version()
         if version != "1.1":
             if version != "1.0":
                 self._stop_parsing(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
@@ -333,12 +366,13 @@ class ServerConnection(asyncio.Protocol):
         large = self.head_bytes > limits.max_head_bytes or self.pending  # after a whole request it was not counted
         if large and self._head_size() > limits.max_head_bytes:
             self._stop_parsing(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
-        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+        length = headers.get(b"content-length")
+        if length is not None:
+            if int(length) > limits.max_body_bytes:
+                self._stop_parsing(413, f"the body has {int(length)} bytes; at most {limits.max_body_bytes} are taken")
+        elif headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             self._stop_parsing(501, "the only transfer-encoding understood is chunked")
-        length = int(headers.get(b"content-length", 0))
-        if length > limits.max_body_bytes:
-            self._stop_parsing(413, f"the body has {length} bytes; at most {limits.max_body_bytes} are taken")
-        self.deadline = self.server.now() + limits.body_timeout_s
+        self.deadline = self.server.clock + limits.body_timeout_s
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
                 self._stop_parsing(417, "the only expectation understood is 100-continue")
@@ -359,8 +393,8 @@ class ServerConnection(asyncio.Protocol):
         request = Request(
             parser.get_method(), self.target, self.headers, parts[0] if len(parts) == 1 else b"".join(parts)
         )
-        request.http10 = parser.get_http_version() == "1.0"
-        request.keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
+        request.http10 = self.version == "1.0"
+        request.keep_alive = parser.should_keep_alive()
         self.pending.append(request)
         self._begin_message()
 
@@ -404,7 +438,7 @@ class ServerConnection(asyncio.Protocol):
         if not exchange.request.keep_alive or self.closing:
             self._hang_up(self.server.limits.write_timeout_s)
             return
-        self.deadline = self.server.now() + self.server.limits.idle_timeout_s
+        self.deadline = self.server.clock + self.server.limits.idle_timeout_s
         if not self.dispatching and (self.pending or self.held):
             self._dispatch()
 
@@ -429,7 +463,7 @@ class ServerConnection(asyncio.Protocol):
         self.closing = True
         self.pending.clear()
         self.held.clear()
-        self.deadline = self.server.now() + linger_s
+        self.deadline = self.server.clock + linger_s
         if self.transport.is_closing():
             return
         if self.transport.can_write_eof():
