@@ -14,6 +14,7 @@ import pytest
 
 from tidegate import logs
 from tidegate.config import LogSettings
+from tidegate.errors import OperatorError
 
 
 @pytest.fixture
@@ -168,6 +169,11 @@ def test_a_full_disk_loses_lines_and_nothing_else(log_file, capfd):
     shown = capfd.readouterr().err
     assert shown.count("cannot be written") == 1
     assert "number=49" in shown
+
+
+def test_a_file_that_cannot_be_opened_is_an_operator_s_error(tmp_path):
+    with pytest.raises(OperatorError, match="cannot be written: No such file or directory"):
+        logs.configure(LogSettings(), file=tmp_path / "no" / "log", terminal=False)
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_program(tmp_path):

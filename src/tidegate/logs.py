@@ -26,6 +26,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from tidegate.config import LogSettings
+from tidegate.errors import OperatorError
 
 MAX_VALUE_CHARS = 8_000
 """A longer value is cut; a traceback of forty frames still fits."""
@@ -76,11 +77,15 @@ def get() -> structlog.stdlib.BoundLogger:
 def configure(settings: LogSettings, *, file: Path | None, terminal: bool) -> None:
     """Send events to `file` (rotated by size and count) and, if `terminal`, to stderr. May be called again.
 
-    Raises OSError when the file cannot be opened.
+    Raises OperatorError when the file cannot be opened.
     """
     handlers: list[logging.Handler] = []
     if file is not None:
-        handlers.append(_FileHandler(file, settings.max_bytes, settings.backups))
+        try:
+            handlers.append(_FileHandler(file, settings.max_bytes, settings.backups))
+        except OSError as error:
+            hint = "look at its permissions, and at the space that is free"
+            raise OperatorError(f"the log {file} cannot be written: {error.strerror}", hint=hint) from error
     if terminal:
         handlers.append(_TerminalHandler(sys.stderr))
     formatter = _JsonFormatter() if settings.format == "json" else _TextFormatter()
