@@ -20,7 +20,7 @@ from tidegate.errors import ModelError
 from tidegate.gguf import GgufHeader, read_header
 from tidegate.home import write_private
 from tidegate.models.download import sha256_of
-from tidegate.models.progress import Progress
+from tidegate.models.progress import Progress, Silent
 
 MANIFEST = "manifest.json"
 SAFETENSORS = "safetensors"
@@ -203,22 +203,20 @@ def _not_whole(model: Stored, what: str) -> ModelError:
 
 def checksum(models: Path, path: Path) -> str:
     """SHA-256 of a file outside the manifests, worked out once and kept while size and time stay the same."""
-    cache = models / CHECKSUMS
-    try:
-        known = msgspec.json.decode(cache.read_bytes(), type=dict[str, FileRecord])
-    except (FileNotFoundError, msgspec.DecodeError):
-        known = {}
-    key = str(path.resolve())
-    found = path.stat()
-    kept = known.get(key)
-    if kept and (kept.size_bytes, kept.mtime_ns) == (found.st_size, found.st_mtime_ns):
-        return kept.sha256
-    sha256 = sha256_of(path)
-    known = {name: entry for name, entry in known.items() if Path(name).exists()}
-    known[key] = FileRecord(key, found.st_size, found.st_mtime_ns, sha256)
-    models.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(cache, msgspec.json.encode(known))
-    return sha256
+    cache, key, found = models / CHECKSUMS, str(path.resolve()), path.stat()
+    with locked(models, CHECKSUMS, Silent()):
+        try:
+            known = msgspec.json.decode(cache.read_bytes(), type=dict[str, FileRecord])
+        except (FileNotFoundError, msgspec.DecodeError):
+            known = {}
+        kept = known.get(key)
+        if kept and (kept.size_bytes, kept.mtime_ns) == (found.st_size, found.st_mtime_ns):
+            return kept.sha256
+        sha256 = sha256_of(path)
+        known = {name: entry for name, entry in known.items() if Path(name).exists()}
+        known[key] = FileRecord(key, found.st_size, found.st_mtime_ns, sha256)
+        write_private(cache, msgspec.json.encode(known))
+        return sha256
 
 
 def _lock_file(models: Path, name: str) -> int:
