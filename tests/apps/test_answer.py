@@ -58,6 +58,12 @@ async def test_it_counts_down_as_long_as_the_gateway_says_and_asks_again():
     assert took == 3
 
 
+async def test_it_asks_at_most_once_a_second():
+    said, took = await ask(source_of(*[[TroubleError(Kind.LOADING, retry_after_s=0)]] * 5, ["Hi"]))
+    assert said == [*[("loading", 1)] * 5, "begin", "Hi"]
+    assert took == 5
+
+
 async def test_an_answer_that_breaks_begins_anew():
     said, _ = await ask(source_of(["Hi", TroubleError(Kind.BROKEN)], ["Hi", " you"]))
     assert said == ["begin", "Hi", ("broken", 1), "begin", "Hi", " you"]

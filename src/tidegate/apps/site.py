@@ -23,7 +23,10 @@ SENTENCES: dict[str, dict[str, Any]] = {
                     "email": {"label": "Your name", "required": "a name is needed", "placeholder": "Li Lei"},
                     "password": {"label": "API key", "required": "a key is needed"},
                 },
-                "errors": {"credentialssignin": "This key is not valid. Ask whoever runs this Tidegate for one."},
+                "errors": {
+                    "unauthorized": "This key is not valid. Ask whoever runs this Tidegate for one.",
+                    "default": "Signing in did not work. Please check the key, and try again.",
+                },
             }
         },
         "chat": {
@@ -39,7 +42,10 @@ SENTENCES: dict[str, dict[str, Any]] = {
                     "email": {"label": "您的名字", "required": "请填写名字", "placeholder": "李雷"},
                     "password": {"label": "API 密钥", "required": "请填写密钥"},
                 },
-                "errors": {"credentialssignin": "密钥无效。请向 Tidegate 的管理员索取。"},
+                "errors": {
+                    "unauthorized": "密钥无效。请向 Tidegate 的管理员索取。",
+                    "default": "登录没有成功。请检查密钥后再试。",
+                },
             }
         },
         "chat": {
@@ -106,7 +112,7 @@ custom_meta_url = "/"
 custom_meta_image_url = "/favicon"
 login_page_image = "/public/tide.svg"
 login_page_image_filter = ""
-login_page_image_dark_filter = "brightness-[0.6]"
+login_page_image_dark_filter = ""
 {f'language = "{language}"' if language != "auto" else ""}
 
 [meta]

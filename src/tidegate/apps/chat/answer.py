@@ -49,9 +49,9 @@ async def answer(
             await _once(source, messages, screen)
         except TroubleError as trouble:
             deadline = clock() + patience_s if deadline is None else deadline
-            pause = trouble.retry_after_s
-            if pause is None:
-                pause = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+            pause = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+            if trouble.retry_after_s is not None:
+                pause = max(trouble.retry_after_s, PAUSES_S[0])
             tries += 1
             if not trouble.passes or clock() + pause > deadline:
                 raise
