@@ -113,10 +113,10 @@ def path(
         return
     hand_made = next((file for file in library.by_hand(models) if name in {file.name, file.stem}), None)
     if hand_made is None or form == "safetensors":
+        option = " --format safetensors" if form == "safetensors" else ""
         raise ModelError(
             f"{name} is not on this machine as {form if quantisation == 'auto' else quantisation}",
-            hint=f"get it with `tidegate models pull {name}`{' --format safetensors' if form == 'safetensors' else ''}, "
-            "or see `tidegate models list`",
+            hint=f"get it with `tidegate models pull {name}{option}`, or see `tidegate models list`",
         )
     print(hand_made)
 
