@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 
 from tidegate import logs, openai
 from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
-from tidegate.gateway.auth import Gatekeeper, in_networks, is_loopback
+from tidegate.gateway.auth import FORWARDED, Gatekeeper, in_networks, is_loopback
 from tidegate.gateway.cors import Cors
 from tidegate.gateway.fleet import Fleet, Replica
 from tidegate.gateway.intake import read_intake
@@ -90,7 +90,7 @@ class Gateway:
             return
         if path in self._engine_paths:
             self._check_method(request.method, b"POST")
-            self._gatekeeper.admit(request, time.time())
+            self._gatekeeper.admit(request)
             self._forward(exchange, path)
             return
         route = self._routes.get(path)
@@ -137,7 +137,7 @@ class Gateway:
         return task
 
     def _tokens(self, exchange: Exchange) -> None:
-        self._gatekeeper.admit(exchange.request, time.time())
+        self._gatekeeper.admit(exchange.request)
         model, request = read_tokens_request(exchange.request.path, exchange.request.body, self.fleet)
         identifier = self._request_id(exchange)
 
@@ -157,12 +157,12 @@ class Gateway:
     # the gateway's own
 
     def _models(self, exchange: Exchange) -> None:
-        self._gatekeeper.admit(exchange.request, time.time())
+        self._gatekeeper.admit(exchange.request)
         views = (entry.view for entry in self.fleet.models.values())
         exchange.respond(200, [openai.JSON], openai.model_list(views, self._created))
 
     def _model(self, exchange: Exchange, name: str) -> None:
-        self._gatekeeper.admit(exchange.request, time.time())
+        self._gatekeeper.admit(exchange.request)
         answer_json(exchange, openai.model_object(self.fleet.model(name).view, self._created))
 
     def _health(self, exchange: Exchange) -> None:
@@ -183,7 +183,7 @@ class Gateway:
         peer = exchange.peer
         if not is_loopback(peer) and not in_networks(peer, self.fleet.snapshot.options.metrics_allow):
             raise Forbidden("metrics are for loopback and the networks in gateway.metrics_allow", code="forbidden")
-        if any(name in exchange.request.headers for name in (b"x-forwarded-for", b"forwarded")):
+        if not FORWARDED.isdisjoint(exchange.request.headers):
             raise Forbidden("metrics are not for forwarded requests", code="forbidden")
         exchange.respond(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(self._registry))
 

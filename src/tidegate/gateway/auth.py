@@ -6,7 +6,8 @@ page, so it answers only to its own names (DNS rebinding), takes no forms, and n
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.errors import BadRequest, Forbidden, Unauthorized
@@ -14,7 +15,8 @@ from tidegate.http import Request
 from tidegate.types import FleetSnapshot, KeyView
 
 LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
-FORWARDED: Final = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
+FORWARDED: Final = frozenset((b"x-forwarded-for", b"forwarded", b"x-real-ip"))
+JSON_TYPE: Final = b"application/json"
 FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain")
 
 
@@ -39,24 +41,28 @@ def is_loopback(address: str) -> bool:
 class Gatekeeper:
     """Lets requests in by key, or, where no key is required, by the rules of an anonymous listener."""
 
-    def __init__(self, snapshot: FleetSnapshot, listen_host: str) -> None:
+    def __init__(self, snapshot: FleetSnapshot, listen_host: str, now_s: Callable[[], float] = time.time) -> None:
+        """`now_s` gives Unix time."""
+        self._now_s = now_s
         self._required = snapshot.keys_required
         self._keys = {key.digest: key for key in snapshot.keys}
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
+        self._last_host = b""
+        """The last Host that was let in: nearly always the next one too."""
         self._hosts = LOOPBACK_NAMES | {listen_host.lower(), *map(str.lower, snapshot.options.allowed_hosts)}
 
-    def admit(self, request: Request, now_s: float) -> KeyView | None:
-        """The key of a request, None for an anonymous one. `now_s` is Unix time.
+    def admit(self, request: Request) -> KeyView | None:
+        """The key of a request, None for an anonymous one.
 
         Raises Unauthorized, Forbidden or BadRequest.
         """
         headers = request.headers
         if self._required:
-            return self._key(headers.get(b"authorization", b""), now_s)
+            return self._key(headers.get(b"authorization", b""))
         self._check_anonymous(headers)
         return None
 
-    def _key(self, authorization: bytes, now_s: float) -> KeyView:
+    def _key(self, authorization: bytes) -> KeyView:
         scheme, _, secret = authorization.partition(b" ")
         secret = secret.strip()
         if scheme.lower() != b"bearer" or not secret:
@@ -64,26 +70,29 @@ class Gatekeeper:
                 "you did not provide an API key; send it as `Authorization: Bearer KEY`", code="missing_api_key"
             )
         key = self._keys.get(hashlib.sha256(secret).hexdigest())
-        if key is None or (key.expires_at_s is not None and key.expires_at_s <= now_s):
+        if key is None or (key.expires_at_s is not None and key.expires_at_s <= self._now_s()):
             raise Unauthorized("the API key is not valid", code="invalid_api_key")
         return key
 
     def _check_anonymous(self, headers: dict[bytes, bytes]) -> None:
-        host = host_name(headers.get(b"host", b"localhost"))
-        if host not in self._hosts and not (self._any_address and _is_address(host)):
+        host = headers.get(b"host", b"localhost")
+        if host != self._last_host:
+            self._check_host(host_name(host))
+            self._last_host = host
+        if not FORWARDED.isdisjoint(headers):
             raise Forbidden(
-                f"this listener does not answer to the name {host[:100]!r}; gateway.allowed_hosts can add it",
+                "a forwarded request needs a key: without keys only this machine is served", code="forwarded_anonymous"
+            )
+        content_type = headers.get(b"content-type", JSON_TYPE)
+        if content_type != JSON_TYPE and content_type.lower().startswith(FORMS):
+            raise BadRequest("send `Content-Type: application/json`", code="invalid_content_type")
+
+    def _check_host(self, name: str) -> None:
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
+            raise Forbidden(
+                f"this listener does not answer to the name {name[:100]!r}; gateway.allowed_hosts can add it",
                 code="host_not_allowed",
             )
-        for name in FORWARDED:
-            if name in headers:
-                raise Forbidden(
-                    "a forwarded request needs a key: without keys only this machine is served",
-                    code="forwarded_anonymous",
-                )
-        content_type = headers.get(b"content-type")
-        if content_type is not None and content_type.lower().startswith(FORMS):
-            raise BadRequest("send `Content-Type: application/json`", code="invalid_content_type")
 
 
 def _is_address(host: str) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound
 from tidegate.http import Endpoint
@@ -15,13 +17,16 @@ class Replica:
     """One replica, alive across snapshots for as long as its address and version stay."""
 
     __slots__ = (
+        "_head_lines",
+        "_heads",
+        "answer_line",
         "dialect",
         "endpoint",
         "extra_paths",
         "failures",
-        "head",
         "in_flight",
         "requests",
+        "served_name",
         "unreachable_since",
         "view",
     )
@@ -38,11 +43,20 @@ class Replica:
         self.view = view
         self.extra_paths = frozenset(options.extra_paths)
         self.dialect: Dialect = DIALECTS[view.dialect]
-        lines = [b"host: %b\r\n" % self.endpoint.host_header]
-        if view.api_key:
-            lines.append(b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1"))
-        self.head = b"".join(lines)
-        """The headers every request to it carries."""
+        self.served_name = msgspec.json.encode(view.served_name) if view.served_name else b""
+        """The model's name at the engine, as JSON; empty where any does."""
+        key = b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1") if view.api_key else b""
+        self._head_lines = b"host: %b\r\n%bcontent-type: application/json\r\n" % (self.endpoint.host_header, key)
+        self._heads: dict[str, bytes] = {}
+        self.answer_line = b"x-tidegate-replica: %b\r\n" % view.id.encode("latin-1")
+        """The header by which a client sees who answered."""
+
+    def head(self, path: str) -> bytes:
+        """What every JSON request to `path` begins with; its own headers follow."""
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = b"POST %b HTTP/1.1\r\n%b" % (path.encode("latin-1"), self._head_lines)
+        return head
 
     def answers(self, path: str) -> bool:
         """Whether this kind of engine may be asked for a path."""
@@ -63,12 +77,13 @@ class Replica:
 class ModelEntry:
     """A model, and the replicas that serve it."""
 
-    __slots__ = ("name", "replicas", "view")
+    __slots__ = ("_askable", "name", "replicas", "view")
 
     def __init__(self, view: ModelView, replicas: tuple[Replica, ...]) -> None:
         self.view = view
         self.name = view.name
         self.replicas = replicas
+        self._askable: dict[str, list[Replica]] = {}
 
     @property
     def ready(self) -> bool:
@@ -80,7 +95,12 @@ class ModelEntry:
 
         Raises NotFound or BadRequest where this model's engines do not have it at all.
         """
-        found = [r for r in self.replicas if r.view.state is ReplicaState.READY and r.answers(path)]
+        found = self._askable.get(path)
+        if found:
+            return found
+        found = self._askable[path] = [
+            r for r in self.replicas if r.view.state is ReplicaState.READY and r.answers(path)
+        ]
         if not found and self.replicas and not any(r.answers(path) for r in self.replicas):
             if path == EMBEDDINGS:
                 raise BadRequest(
@@ -100,6 +120,8 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
         self.models: dict[str, ModelEntry] = {}
         self._by_name: dict[str, ModelEntry] = {}
+        self.by_json: dict[bytes, ModelEntry] = {}
+        """Models by their names as JSON has them, so that most requests need not decode theirs."""
 
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Swap in a snapshot. A replica that moved, or became another version, starts with nothing of its past."""
@@ -120,9 +142,11 @@ class Fleet:
             for model in snapshot.models
         }
         self._by_name = {}
+        self.by_json = {}
         for entry in self.models.values():
             for name in (entry.name, *entry.view.aliases):
                 self._by_name.setdefault(name, entry)
+                self.by_json.setdefault(msgspec.json.encode(name), entry)
                 self._by_name.setdefault(name.lower(), entry)
 
     def model(self, name: str) -> ModelEntry:

@@ -36,14 +36,13 @@ class Intake(msgspec.Struct):
 
     def body_for(self, replica: Replica, *, as_stream: bool) -> bytes:
         """The body this replica is sent; `as_stream` asks it for a stream whatever the client wants."""
-        served = replica.view.served_name
-        rename = bool(served) and msgspec.json.encode(served) != bytes(self.fields["model"])
-        private = replica.dialect.private_fields.intersection(self.fields)
-        if not (self.changed or rename or private or as_stream):
+        fields, private = self.fields, replica.dialect.private_fields
+        rename = bool(replica.served_name) and replica.served_name != bytes(fields["model"])
+        if not (self.changed or rename or as_stream) and private.isdisjoint(fields):
             return self.body
-        fields: dict[str, object] = {name: raw for name, raw in self.fields.items() if name not in private}
+        fields = {name: raw for name, raw in fields.items() if name not in private}
         if rename:
-            fields["model"] = served
+            fields["model"] = msgspec.Raw(replica.served_name)
         if as_stream:
             fields["stream"] = _TRUE
             fields["stream_options"] = _WITH_USAGE
@@ -53,26 +52,35 @@ class Intake(msgspec.Struct):
 def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
     """Understand a request's body. Raises BadRequest or NotFound naming the field."""
     fields = read_fields(body)
-    name = typed(fields, "model", str, "a string")
-    if not name:
-        raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
     subject = _SUBJECT.get(path)
     if subject is not None:
         _check_subject(fields, subject)
-    model = fleet.model(name)
-    stream = bool(typed(fields, "stream", bool, "true or false"))
+    raw = fields.get("model")
+    model = fleet.by_json.get(bytes(raw)) if raw is not None else None
+    if model is None:
+        name = typed(fields, "model", str, "a string")
+        if not name:
+            raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
+        model = fleet.model(name)
+    stream = "stream" in fields and bool(typed(fields, "stream", bool, "true or false"))
     intake = Intake(path, model, fields, body, stream)
     if path in _GENERATING:
-        for limit in ("max_tokens", "max_completion_tokens"):
-            wanted = typed(fields, limit, int, "a whole number")
-            if wanted is not None and wanted < 1:
-                raise BadRequest(f"{limit} has to be at least 1, not {wanted}", code="invalid_value", param=limit)
+        for limit in _LIMITS:
+            if limit in fields:
+                _check_limit(fields, limit)
         if model.view.defaults != _NO_DEFAULTS:
             intake.changed = _put_defaults(fields, model.view.defaults)
     return intake
 
 
 _NO_DEFAULTS: Final = Sampling()
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+
+
+def _check_limit(fields: Fields, limit: str) -> None:
+    wanted = typed(fields, limit, int, "a whole number")
+    if wanted is not None and wanted < 1:
+        raise BadRequest(f"{limit} has to be at least 1, not {wanted}", code="invalid_value", param=limit)
 
 
 def _check_subject(fields: Fields, subject: str) -> None:
@@ -80,10 +88,9 @@ def _check_subject(fields: Fields, subject: str) -> None:
     if raw is None:
         raise BadRequest(f"{subject} is missing", code="missing_required_parameter", param=subject)
     if subject == "messages":
-        value = memoryview(raw)
-        if bytes(value[:1]) != b"[":
+        if memoryview(raw)[0] != ord("["):
             raise BadRequest("messages has to be a list", code="invalid_type", param=subject)
-        if value.nbytes < 16 and not msgspec.json.decode(raw):
+        if len(raw) < 16 and not msgspec.json.decode(raw):
             raise BadRequest("messages is empty", code="invalid_value", param=subject)
 
 

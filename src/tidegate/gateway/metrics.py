@@ -45,15 +45,16 @@ class ModelCounters:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.ended_by: dict[tuple[Outcome, int], int] = {}
+        self.ended_by: dict[str, dict[int, int]] = {outcome.value: {} for outcome in Outcome}
+        """Ended requests, by outcome and status."""
         self.duration = Histogram()
         self.first_byte = Histogram()
 
     def ended(self, outcome: Outcome, status: int, *, total_s: float, first_s: float | None) -> None:
         """A request that was counted in has ended."""
         self.in_flight -= 1
-        key = (outcome, status)
-        self.ended_by[key] = self.ended_by.get(key, 0) + 1
+        by_status = self.ended_by[outcome.value]
+        by_status[status] = by_status.get(status, 0) + 1
         self.duration.observe(total_s)
         if first_s is not None:
             self.first_byte.observe(first_s)
@@ -86,11 +87,8 @@ class Metrics(Collector):
 
     def by_outcome(self) -> dict[str, int]:
         """Ended requests by outcome."""
-        totals: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
-        for counters in self._models.values():
-            for (outcome, _), count in counters.ended_by.items():
-                totals[outcome.value] += count
-        return totals
+        models = self._models.values()
+        return {o.value: sum(sum(model.ended_by[o.value].values()) for model in models) for o in Outcome}
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus' view of it all."""
@@ -108,8 +106,9 @@ class Metrics(Collector):
         )
         for name, counters in self._models.items():
             in_flight.add_metric((name,), counters.in_flight)
-            for (outcome, status), count in counters.ended_by.items():
-                requests.add_metric((name, outcome.value, str(status)), count)
+            for outcome, by_status in counters.ended_by.items():
+                for status, count in by_status.items():
+                    requests.add_metric((name, outcome, str(status)), count)
             for family, histogram in ((duration, counters.duration), (first, counters.first_byte)):
                 family.add_metric((name,), buckets=histogram.cumulative(), sum_value=histogram.sum)
         yield from (requests, in_flight, duration, first)

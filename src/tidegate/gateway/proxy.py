@@ -6,7 +6,6 @@ together from a stream.
 """
 
 import asyncio
-from enum import Enum, auto
 from typing import Final, Protocol
 
 from tidegate import openai
@@ -42,21 +41,23 @@ class Host(Protocol):
         """Run `connecting.connect(replica)`."""
 
 
-class Passing(Enum):
-    """What is done with the answer's body."""
-
-    EVENTS = auto()
-    BODY = auto()
-    ASSEMBLY = auto()
-
-
 class Flight:
     """One request, from the choice of a replica to the record of its end."""
 
-    __slots__ = (
-        "_assembly", "_attempts", "_connecting", "_connection", "_content_type", "_counters", "_exchange", "_first_s",
-        "_head", "_host", "_id", "_intake", "_passing", "_refused", "_replica", "_started_s", "_status", "_tail",
-    )  # fmt: skip
+    _replica: Replica | None = None
+    _connection: Connection | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _head: ResponseHead | None = None
+    _assembly: Assembly | None = None
+    """Where the answer is put together from a stream that the client did not ask for."""
+    _events = False
+    """Whether events are being passed on."""
+    _tail = b""
+    _status = 0
+    _attempts = 0
+    _first_s = 0.0
+    _refused: frozenset[str] = frozenset()
+    """Replicas that have failed this request."""
 
     def __init__(
         self, host: Host, exchange: Exchange, intake: Intake, request_id: bytes, counters: ModelCounters
@@ -67,18 +68,6 @@ class Flight:
         self._id = request_id
         self._counters = counters
         self._started_s = host.now()
-        self._first_s = 0.0
-        self._attempts = 0
-        self._refused: set[str] = set()
-        self._replica: Replica | None = None
-        self._connection: Connection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._head: ResponseHead | None = None
-        self._passing = Passing.BODY
-        self._assembly: Assembly | None = None
-        self._tail = b""
-        self._status = 0
-        self._content_type = b""
 
     # asking
 
@@ -90,16 +79,19 @@ class Flight:
         self._ask(replica)
 
     def _choose(self) -> Replica:
-        model, refused = self._intake.model, self._refused
-        askable = model.askable(self._intake.path)
-        if refused:
-            askable = [r for r in askable if r.view.id not in refused]
+        askable = self._intake.model.askable(self._intake.path)
+        replica = least_work_of_two(askable, self._host.random)
+        if replica is not None and replica.unreachable_since is None and not self._refused:
+            return replica
+        return self._choose_among([r for r in askable if r.view.id not in self._refused])
+
+    def _choose_among(self, candidates: list[Replica]) -> Replica:
         long_ago = self._host.now() - UNREACHABLE_S
-        good = [r for r in askable if r.unreachable_since is None or r.unreachable_since < long_ago]
-        replica = least_work_of_two(good or askable, self._host.random)
+        good = [r for r in candidates if r.unreachable_since is None or r.unreachable_since < long_ago]
+        replica = least_work_of_two(good or candidates, self._host.random)
         if replica is None:
             raise Unavailable(
-                f"no replica of {model.name!r} is ready; it is starting or being restarted",
+                f"no replica of {self._intake.model.name!r} is ready; it is starting or being restarted",
                 code="no_replica_ready",
                 retry_after_s=NO_REPLICA_RETRY_S,
             )
@@ -138,13 +130,14 @@ class Flight:
             return
         self._connection = connection
         as_stream = not intake.stream and intake.path in replica.dialect.json_as_stream
-        self._assembly = Assembly(chat=intake.path == CHAT) if as_stream else None
+        if as_stream:
+            self._assembly = Assembly(chat=intake.path == CHAT)
         body = intake.body_for(replica, as_stream=as_stream)
         exchange.on_pause = connection.pause
         exchange.on_resume = connection.resume
         connection.send(
-            b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (intake.path.encode("latin-1"), replica.head, self._id, len(body), body),
+            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (replica.head(intake.path), self._id, len(body), body),
             self,
         )
 
@@ -152,27 +145,22 @@ class Flight:
 
     def on_head(self, head: ResponseHead) -> None:
         """Decide what is done with the body."""
-        self._status = head.status
-        content_type = head.headers.get(b"content-type", b"application/json")
-        self._content_type = content_type
         self._head = head
+        self._status = head.status
         if self._replica is not None:
             self._replica.unreachable_since = None
-        events = content_type.startswith(b"text/event-stream")
-        if self._assembly is not None and events and head.status == 200:
-            self._passing = Passing.ASSEMBLY
-        elif events:
-            self._passing = Passing.EVENTS
-            self._exchange.start(head.status, self._headers(STREAM_HEADERS))
-        else:
-            self._passing = Passing.BODY
+        if not head.headers.get(b"content-type", b"").startswith(b"text/event-stream") or head.status != 200:
+            self._assembly = None
+        elif self._assembly is None:
+            self._events = True
+            self._exchange.start(200, STREAM_HEADERS + self._own_headers())
 
     def on_chunk(self, framed: bytes, start: int) -> None:
         """A chunk that is a whole event leaves as it came, in one write."""
         if self._first_s == 0.0:
             self._first_s = self._host.now()
         exchange = self._exchange
-        if self._passing is Passing.EVENTS and not self._tail and exchange.chunked and framed.endswith(b"\n\n\r\n"):
+        if self._events and not self._tail and exchange.chunked and framed.endswith(b"\n\n\r\n"):
             exchange.write_chunk(framed, len(framed) - start - 2)
         else:
             self.on_body(framed[start:-2])
@@ -181,14 +169,14 @@ class Flight:
         """Pass on what can leave now."""
         if self._first_s == 0.0:
             self._first_s = self._host.now()
-        if self._passing is Passing.EVENTS:
+        if self._events:
             data = self._tail + payload
             end = openai.whole_events(data)
             if len(data) - end > TAIL_BYTES:
                 end = len(data)
             self._tail = data[end:]
             self._exchange.write(data[:end])
-        elif self._assembly is not None and self._passing is Passing.ASSEMBLY:
+        elif self._assembly is not None:
             try:
                 self._assembly.feed(payload)
             except EngineError as error:
@@ -196,35 +184,37 @@ class Flight:
                 self.on_error(error)
         elif self._exchange.started:
             self._exchange.write(payload)
+        elif self._tail or len(payload) > BUFFERED_BODY_BYTES:
+            self._buffer(payload)
         else:
-            self._tail += payload
-            if len(self._tail) > BUFFERED_BODY_BYTES:
-                self._exchange.start(self._status, self._headers([(b"content-type", self._content_type)]))
-                self._exchange.write(self._tail)
-                self._tail = b""
+            self._tail = payload
+
+    def _buffer(self, payload: bytes) -> None:
+        self._tail += payload
+        if len(self._tail) > BUFFERED_BODY_BYTES:
+            self._exchange.start(self._status, self._body_headers())
+            self._exchange.write(self._tail)
+            self._tail = b""
 
     def on_end(self) -> None:
         """The engine's answer is whole."""
         self._connection = None
         exchange = self._exchange
-        if self._passing is Passing.ASSEMBLY and self._assembly is not None:
+        if self._assembly is not None:
             self._end_assembly(self._assembly)
             return
         if exchange.started:
             exchange.write(self._tail)
             exchange.finish()
         else:
-            headers = self._headers([(b"content-type", self._content_type)])
-            if self._head is not None and b"retry-after" in self._head.headers:
-                headers.append((b"retry-after", self._head.headers[b"retry-after"]))
-            exchange.respond(self._status, headers, self._tail)
+            exchange.respond(self._status, self._body_headers(), self._tail)
         self._record(Outcome.DONE if self._status < 500 else Outcome.FAILED)
 
     def _end_assembly(self, assembly: Assembly) -> None:
         if assembly.error is not None:
             self._fail(_engine_error(assembly.error))
         elif assembly.whole:
-            self._exchange.respond(200, self._headers([openai.JSON]), assembly.answer())
+            self._exchange.respond(200, JSON_LINE + self._own_headers(), assembly.answer())
             self._record(Outcome.DONE)
         else:
             self.on_error(EngineError("the stream ended before the answer was whole"))
@@ -239,7 +229,7 @@ class Flight:
             stale = connection is not None and connection.reused and self._head is None
             if not stale:
                 replica.failures += 1
-                self._refused.add(replica.view.id)
+                self._refused |= {replica.view.id}
             replica.in_flight -= 1
             self._replica = None
             self._forget_answer()
@@ -254,7 +244,6 @@ class Flight:
     def _forget_answer(self) -> None:
         self._head = None
         self._assembly = None
-        self._passing = Passing.BODY
         self._tail = b""
         self._first_s = 0.0
 
@@ -274,8 +263,8 @@ class Flight:
     def _fail(self, error: RequestError) -> None:
         exchange = self._exchange
         if not exchange.started:
-            answer_error(exchange, error, self._headers([]))
-        elif self._passing is Passing.EVENTS:
+            answer_error(exchange, error, self._own_headers())
+        elif self._events:
             exchange.write(openai.error_event(error))
             exchange.finish()
         else:
@@ -295,18 +284,25 @@ class Flight:
             first_s=self._first_s - self._started_s if self._first_s else None,
         )
 
-    def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        answer = [*headers, (b"x-request-id", self._id)]
-        if self._replica is not None:
-            answer.append((b"x-tidegate-replica", self._replica.view.id.encode("latin-1")))
-        return answer
+    def _own_headers(self) -> bytes:
+        """The headers by which a client knows its request again, as lines."""
+        who = self._replica.answer_line if self._replica is not None else b""
+        return b"x-request-id: %b\r\n%b" % (self._id, who)
+
+    def _body_headers(self) -> bytes:
+        """The headers of a JSON answer: few of the engine's, and the gateway's own."""
+        headers = self._head.headers if self._head is not None else {}
+        kind = headers.get(b"content-type", b"application/json")
+        lines = b"content-type: %b\r\n%b" % (kind, self._own_headers())
+        if b"retry-after" in headers:
+            lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
+        return lines
 
 
-STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+JSON_LINE: Final = b"content-type: application/json\r\n"
+STREAM_HEADERS: Final = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
 
 
 def _engine_error(error: dict[str, object]) -> RequestError:

@@ -6,18 +6,16 @@ import msgspec
 
 from tidegate import openai
 from tidegate.errors import RequestError
-from tidegate.http import Exchange
-
-Headers = list[tuple[bytes, bytes]]
+from tidegate.http import Exchange, HeaderList, as_lines
 
 
-def answer_error(exchange: Exchange, error: RequestError, headers: Headers | None = None) -> None:
+def answer_error(exchange: Exchange, error: RequestError, headers: HeaderList = ()) -> None:
     """An OpenAI error, with `Retry-After` where the error knows when to come back."""
-    lines = [openai.JSON, *(headers or ()), *retry_headers(error)]
+    lines = as_lines([openai.JSON, *retry_headers(error)]) + as_lines(headers)
     exchange.respond(error.status, lines, openai.error_body(error))
 
 
-def retry_headers(error: RequestError) -> Headers:
+def retry_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     """When to come back: whole seconds as HTTP has them, and OpenAI's milliseconds."""
     if error.retry_after_s is None:
         return []
@@ -27,5 +25,6 @@ def retry_headers(error: RequestError) -> Headers:
     ]
 
 
-def answer_json(exchange: Exchange, value: object, headers: Headers | None = None, status: int = 200) -> None:
-    exchange.respond(status, [openai.JSON, *(headers or ())], msgspec.json.encode(value))
+def answer_json(exchange: Exchange, value: object, headers: HeaderList = ()) -> None:
+    """A value as JSON."""
+    exchange.respond(200, as_lines([openai.JSON]) + as_lines(headers), msgspec.json.encode(value))

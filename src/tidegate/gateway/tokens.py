@@ -50,8 +50,7 @@ async def ask(replica: Replica, call: Call) -> Any:
     future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
     body = msgspec.json.encode(call.body)
     connection.send(
-        b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-        % (call.path.encode("latin-1"), replica.head, len(body), body),
+        b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(call.path), len(body), body),
         _Answer(future),
     )
     try:

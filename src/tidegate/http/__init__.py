@@ -4,6 +4,17 @@ Everything here is synchronous callbacks: a request on the data path starts no t
 """
 
 from tidegate.http.client import Connection, Endpoint, Reply, ResponseHead
-from tidegate.http.server import Exchange, HttpServer, Limits, Request
+from tidegate.http.server import Exchange, HeaderList, HttpServer, Limits, Request, as_lines
 
-__all__ = ["Connection", "Endpoint", "Exchange", "HttpServer", "Limits", "Reply", "Request", "ResponseHead"]
+__all__ = [
+    "Connection",
+    "Endpoint",
+    "Exchange",
+    "HeaderList",
+    "HttpServer",
+    "Limits",
+    "Reply",
+    "Request",
+    "ResponseHead",
+    "as_lines",
+]

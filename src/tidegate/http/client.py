@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
 from collections import deque
@@ -17,6 +18,8 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 IDLE_S: Final = 4.0
 """An idle connection older than this is not used: vLLM closes its own after 5 s, and a close can cross a request."""
 
+MAX_SEEN_LINES: Final = 512
+
 _CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
 """Size lines of ordinary events, so that telling their size is one look-up."""
 
@@ -24,7 +27,7 @@ _CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
 class ResponseHead:
     """Status and headers of an answer; names in lower case, the last of equal fields wins."""
 
-    __slots__ = ("headers", "http10", "keep_alive", "status")
+    __slots__ = ("headers", "keep_alive", "status")
 
     def __init__(self, status: int, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
         self.status, self.headers, self.keep_alive = status, headers, keep_alive
@@ -56,6 +59,7 @@ class Connection(asyncio.Protocol):
         "_bodiless",
         "_body",
         "_head",
+        "_keep_alive",
         "_paused",
         "endpoint",
         "idle_since",
@@ -72,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._head = b""
         self._body: Body | None = None
-        self._bodiless = self._paused = False
+        self._bodiless = self._paused = self._keep_alive = False
 
     def send(self, request: bytes, reply: Reply, *, bodiless: bool = False) -> None:
         """Send a whole request; the answer goes to `reply`. `bodiless`: it was a HEAD."""
@@ -153,14 +157,14 @@ class Connection(asyncio.Protocol):
             self._head = data
             return b""
         self._head = b""
-        head = parse_head(data[:end])
+        head = parse_head(data[:end], self.endpoint.seen_lines)
         rest = data[end + 4 :]
-        if 100 <= head.status < 200:
+        if head.status < 200:
             return rest
         self._body = _body_of(head, bodiless=self._bodiless)
         if self._body.__class__ is UntilCloseBody:
             head.keep_alive = False
-        self.idle_since = 0.0 if head.keep_alive else -1.0
+        self._keep_alive = head.keep_alive
         reply.on_head(head)
         if self._body.done and self.reply is reply:
             self._finish(reply, surplus=rest)
@@ -171,7 +175,7 @@ class Connection(asyncio.Protocol):
         self.reply = None
         if self._paused:
             self.resume()
-        if surplus or self.idle_since < 0:
+        if surplus or not self._keep_alive:
             self.endpoint.forget(self)
             self.transport.close()
         else:
@@ -179,28 +183,41 @@ class Connection(asyncio.Protocol):
         reply.on_end()
 
 
-def parse_head(head: bytes) -> ResponseHead:
+Lines = dict[bytes, tuple[bytes, bytes]]
+"""Header lines seen before, split: an engine sends the same few again and again."""
+
+
+def parse_head(head: bytes, seen: Lines) -> ResponseHead:
     """Status line and headers without the empty line. Raises UpstreamClosedError for what is not HTTP/1."""
-    first, *lines = head.split(b"\r\n")
-    if (
-        not first.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
-        or not first[9:12].isdigit()
-        or first[12:13] not in {b"", b" "}
-    ):
+    lines = head.split(b"\r\n")
+    first = lines[0]
+    if not _STATUS_LINE.fullmatch(first):
         raise UpstreamClosedError(f"{first[:40]!r} is not the status line of an HTTP/1.1 answer")
     headers: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
-            raise UpstreamClosedError(f"{line[:40]!r} is not a header")
-        name = name.lower()
-        value = value.strip(b" \t")
+    for line in lines[1:]:
+        name, value = seen.get(line) or _split_line(line, seen)
         if name == b"content-length" and headers.get(name, value) != value:
             raise UpstreamClosedError("two lengths that differ")
         headers[name] = value
-    connection = headers.get(b"connection", b"").lower()
-    keep_alive = b"close" not in connection and (first[7:8] == b"1" or b"keep-alive" in connection)
+    keep_alive = first[7] == ord("1")
+    connection = headers.get(b"connection")
+    if connection is not None:
+        connection = connection.lower()
+        keep_alive = b"close" not in connection and (keep_alive or b"keep-alive" in connection)
     return ResponseHead(int(first[9:12]), headers, keep_alive=keep_alive)
+
+
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9][0-9](?: [^\r\n]*)?")
+
+
+def _split_line(line: bytes, seen: Lines) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+        raise UpstreamClosedError(f"{line[:40]!r} is not a header")
+    if len(seen) >= MAX_SEEN_LINES:
+        seen.clear()
+    field = seen[line] = (name.lower(), value.strip(b" \t"))
+    return field
 
 
 def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:
@@ -231,6 +248,7 @@ class Endpoint:
         self.host_header = address.encode("latin-1")
         self.connect_timeout_s = connect_timeout_s
         self.connections: set[Connection] = set()
+        self.seen_lines: Lines = {}
         self._idle: deque[Connection] = deque()
         self._closed = False
 

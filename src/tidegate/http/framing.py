@@ -54,7 +54,7 @@ class UntilCloseBody:
 class ChunkedBody:
     """A body in chunks."""
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done")
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "between_chunks", "done")
 
     SIZE, DATA, DATA_END, TRAILER = range(4)
 
@@ -64,11 +64,8 @@ class ChunkedBody:
         self._line = b""
         self._trailer_bytes = 0
         self.done = False
-
-    @property
-    def between_chunks(self) -> bool:
+        self.between_chunks = True
         """Whether the next byte begins a chunk."""
-        return self._state == self.SIZE and not self._line
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Payload of all chunks in `data`, and what follows the body. Raises UpstreamClosedError on bad framing."""
@@ -95,6 +92,7 @@ class ChunkedBody:
             if not line.endswith(b"\r\n"):
                 raise UpstreamClosedError("a bare line feed in chunked framing")
             self._take_line(line[:-2])
+        self.between_chunks = self._state == self.SIZE and not self._line
         return payload[0] if len(payload) == 1 else b"".join(payload), data[at:]
 
     def _check_line(self) -> None:

@@ -126,7 +126,11 @@ class Exchange:
         if self.finished or self.started:
             return
         connection = self._connection
-        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line, as_lines(headers)]
+        head = [
+            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+            connection.server.date_line,
+            as_lines(headers),
+        ]
         if self.extra_headers:
             head.append(as_lines(self.extra_headers))
         if status in BODILESS:
@@ -146,7 +150,11 @@ class Exchange:
             return
         self.started = True
         connection = self._connection
-        head = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, connection.server.date_line, as_lines(headers)]
+        head = [
+            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+            connection.server.date_line,
+            as_lines(headers),
+        ]
         if self.extra_headers:
             head.append(as_lines(self.extra_headers))
         if self.request.http10:
@@ -198,9 +206,27 @@ class ServerConnection(asyncio.Protocol):
     """One client connection. Implements httptools' callbacks."""
 
     __slots__ = (
-        "body", "body_bytes", "closing", "deadline", "dispatching", "exchange", "fault", "head_bytes", "head_done",
-        "fields", "headers", "held", "lost", "parser", "paused_since", "payloadless_bytes", "pending", "server", "target",
-        "transport", "version",
+        "body",
+        "body_bytes",
+        "closing",
+        "deadline",
+        "dispatching",
+        "exchange",
+        "fault",
+        "fields",
+        "head_bytes",
+        "head_done",
+        "headers",
+        "held",
+        "lost",
+        "parser",
+        "paused_since",
+        "payloadless_bytes",
+        "pending",
+        "server",
+        "target",
+        "transport",
+        "version",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -349,13 +375,18 @@ class ServerConnection(asyncio.Protocol):
         limits, fields = self.server.limits, self.fields
         if len(fields) > limits.max_headers:
             self._stop_parsing(431, f"there are more than {limits.max_headers} headers")
-        headers = self.headers = {name.lower(): value for name, value in fields}
-        if len(headers) != len(fields):
+        self.headers = {name.lower(): value for name, value in fields}
+        if len(self.headers) != len(fields):
             self._join_repeated()
-            headers = self.headers
-        version = self.version = self.parser.get_http_version()
-        if version != "1.1":
-            if version != "1.0":
+        self.version = self.parser.get_http_version()
+        self._check_head(limits)
+        self._check_framing(limits)
+        self.deadline = self.server.clock + limits.body_timeout_s
+
+    def _check_head(self, limits: Limits) -> None:
+        headers = self.headers
+        if self.version != "1.1":
+            if self.version != "1.0":
                 self._stop_parsing(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
             if b"transfer-encoding" in headers:
                 self._stop_parsing(400, "HTTP/1.0 has no transfer-encoding")
@@ -366,17 +397,19 @@ class ServerConnection(asyncio.Protocol):
         large = self.head_bytes > limits.max_head_bytes or self.pending  # after a whole request it was not counted
         if large and self._head_size() > limits.max_head_bytes:
             self._stop_parsing(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
+
+    def _check_framing(self, limits: Limits) -> None:
+        headers = self.headers
         length = headers.get(b"content-length")
         if length is not None:
             if int(length) > limits.max_body_bytes:
                 self._stop_parsing(413, f"the body has {int(length)} bytes; at most {limits.max_body_bytes} are taken")
         elif headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             self._stop_parsing(501, "the only transfer-encoding understood is chunked")
-        self.deadline = self.server.clock + limits.body_timeout_s
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
                 self._stop_parsing(417, "the only expectation understood is 100-continue")
-            if version == "1.1" and not self.pending and self.exchange is None:
+            if self.version == "1.1" and not self.pending and self.exchange is None:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _head_size(self) -> int:
@@ -453,7 +486,7 @@ class ServerConnection(asyncio.Protocol):
         if self.exchange is not None or self.pending:
             return
         headers, body = self.server.refusal(status, reason)
-        head = [STATUS_LINES[status], self.server.date_line, *(b"%s: %s\r\n" % pair for pair in headers)]
+        head = [STATUS_LINES[status], self.server.date_line, as_lines(headers)]
         head.append(b"content-length: %d\r\n" % len(body))
         self.answer(Request(b"", b"", {}, b""), head, body)
         self._hang_up(LINGER_S)
@@ -523,6 +556,8 @@ class HttpServer:
         self.connections: set[ServerConnection] = set()
         self.draining = False
         self.date_line = b""
+        self.clock = 0.0
+        """Monotonic seconds at the next sweep: what deadlines count from, so that no request asks for the time."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -542,6 +577,7 @@ class HttpServer:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         now = loop.time()
+        self.clock = now + SWEEP_S
         for connection in list(self.connections):
             connection.sweep(now)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep, loop)
