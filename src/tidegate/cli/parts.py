@@ -10,15 +10,12 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-import httpx
-
 from tidegate import logs
 from tidegate.config import (
     ExternalOptions,
     FakeOptions,
     LlamaCppOptions,
     ModelSettings,
-    Section,
     Settings,
     hub_environment,
     terminal_language,
@@ -28,7 +25,7 @@ from tidegate.control.plan import ReplicaSpec
 from tidegate.control.snapshot import Keys
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.engines.process import Place
-from tidegate.errors import OperatorError, SettingError
+from tidegate.errors import EngineStartError, OperatorError, SettingError
 from tidegate.home import Home, write_private
 from tidegate.models.hubs import hubs_for
 from tidegate.models.progress import for_terminal
@@ -110,7 +107,7 @@ def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home) -> Engine:
         case ExternalOptions():
             from tidegate.engines.external import ExternalEngine
 
-            return ExternalEngine(spec.url, spec.options)
+            return ExternalEngine(spec.id, spec.url, spec.options)
         case _:
             raise SettingError("pool.engine", f"{spec.engine!r} is no engine")
 
@@ -145,25 +142,22 @@ async def served(settings: Settings) -> Mapping[str, str]:
     """What models without a name of their own, given only by URLs, call themselves. Raises OperatorError."""
     found: dict[str, str] = {}
     for pool in settings.pool:
-        if pool.engine == "external" and pool.model == "auto":
-            found[pool.model] = await _own_name(pool.urls[0], pool.engine_options())
+        options = pool.engine_options()
+        if pool.model == "auto" and isinstance(options, ExternalOptions):
+            found[pool.model] = await _own_name(pool.urls[0], options)
     return found
 
 
-async def _own_name(url: str, options: Section) -> str:
-    from tidegate.engines import readiness
+async def _own_name(url: str, options: ExternalOptions) -> str:
+    from tidegate.engines.external import ExternalEngine
 
-    key_file = options.api_key_file if isinstance(options, ExternalOptions) else None
-    key = _secret(key_file, "pool.options.api_key_file") if key_file else ""
-    hint = "start it first; or give the model a name with [[model]] and [[pool]], and it may come later"
+    engine = ExternalEngine("default-0", url, options)
+    await engine.start()
     try:
-        async with readiness.client(url, key) as http:
-            listed = await readiness.get_json(http, "/v1/models")
-        name = str(listed["data"][0]["id"])
-    except httpx.HTTPError as error:
-        raise OperatorError(f"the engine at {url} does not answer: {error!r}", hint=hint) from None
-    except (LookupError, TypeError):
-        raise OperatorError(f"the engine at {url} does not say at /v1/models what it serves", hint=hint) from None
+        name = (await engine.ready()).served_name
+    except EngineStartError as error:
+        hint = "start it first; or give its model a name with [[model]] and [[pool]], and it may come later"
+        raise OperatorError(str(error), hint=hint) from None
     return PurePath(name).stem if name.startswith("/") else name  # llama.cpp's is the file's path
 
 

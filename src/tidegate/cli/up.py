@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +18,19 @@ import uvloop
 
 from tidegate import __version__, logs
 from tidegate.cli.announce import announce, gpu_sentence
-from tidegate.cli.parts import Store, make_parts
+from tidegate.cli.parts import Store, in_thread, make_parts
 from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
 from tidegate.control.control import Control
 from tidegate.control.keeper import World
 from tidegate.control.state import Lock
-from tidegate.errors import SettingError
-from tidegate.fleet.machine import gpus
+from tidegate.errors import OperatorError, SettingError
+from tidegate.fleet.machine import Gpu, gpus
 from tidegate.home import Home, find_home
 
 KILLED_EXIT = 130
 """128 + SIGINT, as shells say it."""
+GPU_WAIT_S = 3.0
+"""Longest wait for a slow driver, past the moment when everything else is ready."""
 
 app = typer.Typer(add_completion=False)
 Port = Annotated[int | None, typer.Option(min=0, max=65_535)]
@@ -68,7 +70,13 @@ def up(  # noqa: PLR0917 - typer reads flags, which have no position
     settings = read_settings()
     if settings.store.home is not None:
         home = find_home(settings.store.home)
-    home.create()
+    try:
+        home.create()
+    except OSError as error:
+        raise OperatorError(
+            f"the data folder {home.path} cannot be used: {error.strerror}",
+            hint="set TIDEGATE_HOME to a folder that this user can write to",
+        ) from None
     lock = Lock.acquire(home)
     try:
         logs.configure(settings.log, file=home.logs / "tidegate.log", terminal=True)
@@ -149,7 +157,9 @@ async def _serve(
     stopping = _Stopping(control)
     log.info("tidegate starting", version=__version__, home=str(home.path))
     try:
-        await stopping.unless(control.open())
+        if not await stopping.unless(control.open()):
+            await control.abandon()
+            return stopping.exit_code
     except BaseException:
         await control.close()
         raise
@@ -167,12 +177,13 @@ async def _serve(
 async def _start(control: Control, settings: Settings, secret: str | None) -> None:
     """From bound ports to everything running, told."""
     language = terminal_language()
-    found = asyncio.get_running_loop().create_task(asyncio.to_thread(gpus))
+    looking = asyncio.get_running_loop().create_task(in_thread(gpus))
     await control.start()
     await control.ready()
     status = control.status()
-    if sentence := gpu_sentence(await found, [pool.engine for pool in settings.pool], language):
-        logs.get().info("gpu found", gpus=[gpu.name for gpu in await found])
+    found = await _within(GPU_WAIT_S, looking)
+    if sentence := gpu_sentence(found, [pool.engine for pool in settings.pool], language):
+        logs.get().info("gpu found", gpus=[gpu.name for gpu in found])
         print(sentence, flush=True)
     mib = 1024 * 1024
     logs.get().info(
@@ -187,6 +198,13 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
     sys.stdout.flush()
 
 
+async def _within(seconds: float, looking: asyncio.Task[tuple[Gpu, ...]]) -> Sequence[Gpu]:
+    try:
+        return await asyncio.wait_for(looking, seconds)
+    except TimeoutError:
+        return ()
+
+
 class _Stopping:
     """Ctrl-C, SIGTERM, and the terminal's end: the first asks for an end, the second for one at once."""
 
@@ -199,8 +217,8 @@ class _Stopping:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                 loop.add_signal_handler(number, self._asked)
 
-    async def unless(self, work: Any) -> None:
-        """Do `work`, unless an end is asked for first. Raises what `work` raises."""
+    async def unless(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do `work`, unless an end is asked for first; whether it was done. Raises what `work` raises."""
         loop = asyncio.get_running_loop()
         working, asked = loop.create_task(work), loop.create_task(self.event.wait())
         await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,8 +226,9 @@ class _Stopping:
         if not working.done():
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
-            return
+            return False
         working.result()
+        return True
 
     def _asked(self) -> None:
         if self.event.is_set():

@@ -68,6 +68,7 @@ class AdminServer:
             uvicorn.Config(
                 application(operations, token=token, listen=listen, allowed_hosts=allowed_hosts),
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
                 ws="none",

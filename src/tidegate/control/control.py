@@ -156,6 +156,12 @@ class Control:
         await self.close()
         state.clear(self._home)
 
+    async def abandon(self) -> None:
+        """End what an `open` that was interrupted had found alive."""
+        await asyncio.gather(*(self.launcher.end(record, CHILD_GRACE_S) for record in self.launcher.records.all()))
+        await self.close()
+        state.clear(self._home)
+
     async def close(self) -> None:
         """Let go of what this process itself holds; children live on."""
         await self._end_tasks()

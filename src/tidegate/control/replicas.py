@@ -36,6 +36,7 @@ class Replicas:
         self._launcher, self._make_engine = launcher, make_engine
         self._world, self._changed, self._in_flight = world, changed, in_flight
         self._leaving: set[str] = set()
+        self._ending = False
 
     async def apply(self, plan: Plan, drain_s: float = 0.0) -> None:
         """Start what is new, end what is gone, replace what is another; what stays the same is not touched.
@@ -51,7 +52,7 @@ class Replicas:
         await asyncio.gather(*(self._retire(name, drain_s) for name in going))
         self.plan = plan
         for spec in plan.replicas:
-            if spec.id not in self.keepers:
+            if spec.id not in self.keepers and not self._ending:
                 self.keepers[spec.id] = self._keeper(spec)
                 self.keepers[spec.id].begin()
         self._changed()
@@ -76,7 +77,8 @@ class Replicas:
         return self._spec(name).engine == "external" and keeper.view.restarts > 0
 
     async def stop(self, grace_s: float) -> None:
-        """End every replica."""
+        """End every replica; none is started any more."""
+        self._ending = True
         await asyncio.gather(*(keeper.stop(grace_s) for keeper in self.keepers.values()))
 
     def _spec(self, name: str) -> ReplicaSpec:
