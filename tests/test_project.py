@@ -162,6 +162,8 @@ def test_every_make_command_of_the_documents_is_a_target():
 
 def test_every_tidegate_command_of_the_documents_exists():
     for file in documents():
+        if file.parent.name == "decisions":  # they also name what was turned down
+            continue
         for name in re.findall(r"(?:^|[`\s/])tidegate ([a-z][a-z-]+)\b", code_of(file.read_text()), re.MULTILINE):
             assert name in COMMANDS, (file, name)
 
