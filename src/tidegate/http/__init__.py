@@ -4,7 +4,8 @@ Everything here is synchronous callbacks: a request on the data path starts no t
 """
 
 from tidegate.http.client import Connection, Endpoint, Reply, ResponseHead
-from tidegate.http.server import Exchange, HeaderList, HttpServer, Limits, Request, as_lines
+from tidegate.http.request import Request
+from tidegate.http.server import Exchange, HeaderList, HttpServer, Limits, as_lines
 
 __all__ = [
     "Connection",

@@ -20,6 +20,8 @@ from typing import Final
 import httptools
 import msgspec
 
+from tidegate.http.request import Glance, Request
+
 HeaderList = Iterable[tuple[bytes, bytes]] | bytes
 """Names and values, or the same as the lines they become (`name: value` and CRLF each)."""
 
@@ -49,24 +51,6 @@ class Limits(msgspec.Struct, frozen=True):
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
     max_connections: int = 20_000
-
-
-class Request:
-    """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
-
-    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
-
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
-        self.method = method
-        self.target = target
-        """As it was sent."""
-        self.headers = headers
-        self.body = body
-        self.http10 = False
-        self.keep_alive = True
-        path, _, self.query = target.partition(b"?")
-        self.path = path.decode("latin-1")
-        """Undecoded: `%` and dot segments are the router's to judge."""
 
 
 def as_lines(headers: HeaderList) -> bytes:
@@ -125,23 +109,12 @@ class Exchange:
         """The whole answer at once."""
         if self.finished or self.started:
             return
-        connection = self._connection
-        head = [
-            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            connection.server.date_line,
-            as_lines(headers),
-        ]
-        if self.extra_headers:
-            head.append(as_lines(self.extra_headers))
-        if status in BODILESS:
-            body = b""
-        else:
-            head.append(b"content-length: %d\r\n" % len(body))
-            if self.request.method == b"HEAD":
-                body = b""
         self.started = True
-        self.bytes_written = len(body)
-        connection.answer(self.request, head, body)
+        if status in BODILESS:
+            self.write_head(status, headers, b"", b"")
+        else:
+            length = b"content-length: %d\r\n" % len(body)
+            self.write_head(status, headers, length, b"" if self.request.method == b"HEAD" else body)
         self.finish()
 
     def start(self, status: int, headers: HeaderList = ()) -> None:
@@ -149,20 +122,29 @@ class Exchange:
         if self.finished or self.started:
             return
         self.started = True
-        connection = self._connection
-        head = [
-            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            connection.server.date_line,
-            as_lines(headers),
-        ]
-        if self.extra_headers:
-            head.append(as_lines(self.extra_headers))
         if self.request.http10:
             self.request.keep_alive = False
+            self.write_head(status, headers, b"", b"")
         else:
             self.chunked = True
-            head.append(b"transfer-encoding: chunked\r\n")
-        connection.answer(self.request, head, b"")
+            self.write_head(status, headers, b"transfer-encoding: chunked\r\n", b"")
+
+    def write_head(self, status: int, headers: HeaderList, framing: bytes, body: bytes) -> None:
+        """Head and body in one write; the head says truly whether the connection stays."""
+        connection = self._connection
+        self.bytes_written = len(body)
+        connection.transport.write(
+            b"%b%b%b%b%b%b\r\n%b"
+            % (
+                STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+                connection.server.date_line,
+                headers if isinstance(headers, bytes) else as_lines(headers),
+                as_lines(self.extra_headers) if self.extra_headers else b"",
+                framing,
+                connection.persistence(self.request),
+                body,
+            )
+        )
 
     def write(self, payload: bytes) -> None:
         """One piece of the body, sent as one chunk in one write."""
@@ -219,6 +201,7 @@ class ServerConnection(asyncio.Protocol):
         "headers",
         "held",
         "lost",
+        "mid_message",
         "parser",
         "paused_since",
         "payloadless_bytes",
@@ -245,7 +228,7 @@ class ServerConnection(asyncio.Protocol):
         self.headers: dict[bytes, bytes] = {}
         self.body: list[bytes] = []
         self.body_bytes = self.head_bytes = self.payloadless_bytes = 0
-        self.head_done = False
+        self.head_done = self.mid_message = False
 
     # asyncio.Protocol
 
@@ -273,7 +256,11 @@ class ServerConnection(asyncio.Protocol):
         if self.closing:
             return
         if self.exchange is None and self.paused_since is None and not self.dispatching:
-            self._parse(data)
+            request = self._glance(data)
+            if request is not None:
+                self.pending.append(request)
+            else:
+                self._parse(data)
             self._dispatch()
             return
         self.held += data
@@ -303,6 +290,15 @@ class ServerConnection(asyncio.Protocol):
             self._dispatch()
 
     # parsing
+
+    def _glance(self, data: bytes) -> Request | None:
+        if self.mid_message or self.head_bytes or self.pending or self.held:
+            return None
+        server = self.server
+        limits = server.limits
+        if len(data) > limits.max_head_bytes:
+            return None
+        return server.glance.read(data, max_headers=limits.max_headers, max_body_bytes=limits.max_body_bytes)
 
     def _parse(self, data: bytes) -> None:
         limits = self.server.limits
@@ -351,6 +347,9 @@ class ServerConnection(asyncio.Protocol):
     def _stop_parsing(self, status: int, reason: str) -> None:
         self.fault = (status, reason)
         raise ValueError(reason)  # httptools turns it into HttpParserCallbackError
+
+    def on_message_begin(self) -> None:
+        self.mid_message = True  # also where its first bytes came in the packet of another request
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -451,17 +450,13 @@ class ServerConnection(asyncio.Protocol):
         finally:
             self.dispatching = False
 
-    def answer(self, request: Request, head: list[bytes], body: bytes) -> None:
-        """Write an answer's head, with the connection header that is true, and its body, in one write."""
+    def persistence(self, request: Request) -> bytes:
+        """The connection header of an answer: what will be true after it."""
         if self.server.draining or self.closing:
             request.keep_alive = False
         if not request.keep_alive:
-            head.append(b"connection: close\r\n")
-        elif request.http10:
-            head.append(b"connection: keep-alive\r\n")
-        head.append(b"\r\n")
-        head.append(body)
-        self.transport.write(b"".join(head))
+            return b"connection: close\r\n"
+        return b"connection: keep-alive\r\n" if request.http10 else b""
 
     def exchange_finished(self, exchange: Exchange) -> None:
         """The answer is whole: go on with what was pipelined, wait for more, or close."""
@@ -486,9 +481,8 @@ class ServerConnection(asyncio.Protocol):
         if self.exchange is not None or self.pending:
             return
         headers, body = self.server.refusal(status, reason)
-        head = [STATUS_LINES[status], self.server.date_line, as_lines(headers)]
-        head.append(b"content-length: %d\r\n" % len(body))
-        self.answer(Request(b"", b"", {}, b""), head, body)
+        nothing = Exchange(self, Request(b"", b"", {}, b""))
+        nothing.write_head(status, headers, b"content-length: %d\r\n" % len(body), body)
         self._hang_up(LINGER_S)
 
     def _hang_up(self, linger_s: float) -> None:
@@ -516,7 +510,7 @@ class ServerConnection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """Whether nothing of a request has come that is still to be answered."""
-        begun = self.pending or self.held or self.target or self.head_bytes or self.head_done
+        begun = self.pending or self.held or self.mid_message or self.head_bytes
         return self.exchange is None and (self.closing or not begun)
 
     def sweep(self, now: float) -> None:
@@ -555,6 +549,7 @@ class HttpServer:
         self.refusal = refusal
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.glance = Glance()
         self.date_line = b""
         self.clock = 0.0
         """Monotonic seconds at the next sweep: what deadlines count from, so that no request asks for the time."""

@@ -1,0 +1,81 @@
+"""A request, and the reading of the ordinary kind at a glance.
+
+llhttp parses what a client may send. Most of what clients do send is plain, and the same few header lines again and
+again: those are checked and split once, and then known. What is not plain in every byte is left to llhttp whole, so a
+request means what llhttp says it means, and the glance only ever says the same, sooner.
+"""
+
+import re
+from typing import Final
+
+_REQUEST_LINE: Final = re.compile(rb"(GET|POST) (/[\x21-\x7e]*) HTTP/1\.1")
+_HEADER_LINE: Final = re.compile(
+    rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)[ \t]*"
+)
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+_UNUSUAL: Final = frozenset((b"transfer-encoding", b"connection", b"expect", b"upgrade", b"te", b"trailer"))
+MAX_KNOWN_LINES: Final = 2048
+MAX_KNOWN_LINE_BYTES: Final = 512
+
+
+class Request:
+    """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
+
+    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
+
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+        self.method = method
+        self.target = target
+        """As it was sent."""
+        self.headers = headers
+        self.body = body
+        self.http10 = False
+        self.keep_alive = True
+        path, _, self.query = target.partition(b"?")
+        self.path = path.decode("latin-1")
+        """Undecoded: `%` and dot segments are the router's to judge."""
+
+
+class Glance:
+    """Knows the lines of ordinary requests."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[bytes, bytes]] = {}
+
+    def read(self, data: bytes, *, max_headers: int, max_body_bytes: int) -> Request | None:
+        """The request that `data` is, if it is exactly one, whole and ordinary; None leaves it to llhttp.
+
+        Ordinary: HTTP/1.1, GET or POST, printable ASCII, each header once, nothing said about the connection, and a
+        body of a stated length or none.
+        """
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        first, *lines = data[:end].split(b"\r\n")
+        start = _REQUEST_LINE.fullmatch(first)
+        known = self._known
+        headers: dict[bytes, bytes] = {}
+        for line in lines:
+            field = known.get(line) or self._learn(line)
+            if field is None:
+                return None
+            headers[field[0]] = field[1]
+        if start is None or len(headers) != len(lines) or len(lines) > max_headers or b"host" not in headers:
+            return None
+        length = int(headers.get(b"content-length", 0))
+        if len(data) - end - 4 != length or length > max_body_bytes or not _UNUSUAL.isdisjoint(headers):
+            return None
+        return Request(start[1], start[2], headers, data[end + 4 :])
+
+    def _learn(self, line: bytes) -> tuple[bytes, bytes] | None:
+        match = _HEADER_LINE.fullmatch(line)
+        if match is None:
+            return None
+        name, value = match[1].lower(), match[2]
+        if name == b"content-length" and not _LENGTH.fullmatch(value):
+            return None
+        if len(line) <= MAX_KNOWN_LINE_BYTES:
+            if len(self._known) >= MAX_KNOWN_LINES:
+                self._known.clear()
+            self._known[line] = (name, value)
+        return name, value
