@@ -26,7 +26,7 @@ class Assembly:
         self._done = False
 
     def feed(self, data: bytes) -> None:
-        """Some bytes of the stream. Raises UpstreamClosedError for an event that is no JSON object."""
+        """Some bytes of the stream. Raises UpstreamClosedError for an event that is none of OpenAI's."""
         data = self._tail + data
         end = whole_events(data)
         self._tail = data[end:]
@@ -36,8 +36,8 @@ class Assembly:
                 continue
             try:
                 self._take(_decode(event))
-            except msgspec.DecodeError as error:
-                raise UpstreamClosedError(f"an event is not a JSON object: {error}") from None
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise UpstreamClosedError(f"an event is not what an engine sends: {error}") from None
 
     @property
     def error(self) -> dict[str, Any] | None:

@@ -91,9 +91,9 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def pause(self) -> None:
-        """Stop reading: the engine's socket fills, and the engine waits."""
-        self._paused = True
-        if not self.lost:
+        """Stop reading: the engine's socket fills, and the engine waits. One without a request is never paused."""
+        if self.reply is not None and not self.lost:
+            self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
@@ -196,8 +196,8 @@ def parse_head(head: bytes, seen: Lines) -> ResponseHead:
     headers: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, value = seen.get(line) or _split_line(line, seen)
-        if name == b"content-length" and headers.get(name, value) != value:
-            raise UpstreamClosedError("two lengths that differ")
+        if name in headers and name in FRAMING and headers[name] != value:
+            raise UpstreamClosedError(f"two headers {name.decode()} that differ")
         headers[name] = value
     keep_alive = first[7] == ord("1")
     connection = headers.get(b"connection")
@@ -207,6 +207,7 @@ def parse_head(head: bytes, seen: Lines) -> ResponseHead:
     return ResponseHead(int(first[9:12]), headers, keep_alive=keep_alive)
 
 
+FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9][0-9](?: [^\r\n]*)?")
 
 
@@ -274,6 +275,8 @@ class Endpoint:
         if self._closed:
             transport.abort()
             raise ConnectError(f"{self.url} is no longer a replica")
+        if connection.lost or transport.is_closing():
+            raise ConnectError(f"{self.url} closed the connection as soon as it was made")
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
