@@ -99,6 +99,22 @@ BEFORE_AN_ANSWER: Final = frozenset(
     )
 )
 
+WITHIN_A_STREAM: Final = frozenset(
+    (
+        FaultKind.HALF_EVENT,
+        FaultKind.STALL,
+        FaultKind.COMMENTS,
+        FaultKind.CLOSE,
+        FaultKind.HALF_EVENT_CLOSE,
+        FaultKind.RESET,
+        FaultKind.BAD_CHUNK,
+        FaultKind.ERROR_EVENT,
+        FaultKind.NO_DONE,
+        FaultKind.HUGE_EVENT,
+        FaultKind.DIE,
+    )
+)
+
 _WRITTEN: Final = re.compile(r"([a-z_]+)(?:=(\d+))?(?:@(\d+))?(?:x(\d+))?")
 _MARK: Final = re.compile(r"\[\[(fault|tokens|gap_ms|first_ms|text):([^\]]*)\]\]")
 

@@ -89,8 +89,8 @@ def answer(request: FakeRequest, *, default_tokens: int, continues: bool) -> Ans
     wanted = int(asked["tokens"]) if asked.get("tokens", "").isdigit() else default_tokens
     tokens = _said(asked["text"], begun) if "text" in asked else None
     if tokens is None:
-        done = fake_text.count(begun[begun.rfind(fake_text.BEGIN) :]) if fake_text.BEGIN in begun else 0
-        tokens = _take(fake_text.words_after(begun), max(wanted - done, 1))
+        done, _ = fake_text.progress(begun)
+        tokens = _take(fake_text.words_after(begun), max(wanted - done, 0))
     reason = "stop"
     limit = _limit(request)
     if limit is not None and limit < len(tokens):

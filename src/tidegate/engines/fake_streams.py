@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate.engines import fake_wire
-from tidegate.engines.fake_faults import Fault, FaultKind
+from tidegate.engines.fake_faults import WITHIN_A_STREAM, Fault, FaultKind
 from tidegate.engines.fake_request import Answer, FakeRequest
 from tidegate.http.server import Exchange
 
@@ -39,7 +39,7 @@ class Generation:
         self.queued_s = self.first_token_s = 0.0
         self.began_s = time.monotonic()
         self.sent = 0
-        self._fault_at = -1 if fault is None else fault.after
+        self._fault_at = -1 if fault is None or fault.kind not in WITHIN_A_STREAM else fault.after
         self._over, self._die = over, die
         self._is_over = self._silent = False
         self._pinging: asyncio.TimerHandle | None = None
@@ -76,7 +76,8 @@ class Generation:
             self.sent += 1
         if self.sent == self._fault_at and self.request.stream:
             self._commit()
-            return self._is_over
+            if self._is_over or self._silent or self.exchange.transport.is_closing():
+                return self._is_over
         if self.sent < len(answer.tokens):
             return False
         self._end()

@@ -23,20 +23,29 @@ def word(number: int) -> str:
     return f"词{number} "
 
 
-def words_after(text: str) -> Iterator[str]:
-    """The tokens that continue `text`, the first of them what is left of one that was cut; from the start if unknown."""
-    rest = text[text.rfind(BEGIN) :] if BEGIN in text else text
-    number, at = 0, 0
-    while at < len(rest):
+def progress(text: str) -> tuple[int, str]:
+    """How much of the answer a text ends with: its whole words, and what is left of one that was cut."""
+    at = text.rfind(BEGIN)
+    if at < 0:
+        cut = next((size for size in range(len(BEGIN) - 1, 0, -1) if text.endswith(BEGIN[:size])), 0)
+        return 0, BEGIN[cut:] if cut else ""
+    number = 0
+    while at < len(text):
         piece = word(number)
-        left = rest[at : at + len(piece)]
-        if not piece.startswith(left):
-            number = at = 0
-            break
+        if not text.startswith(piece, at):
+            said = text[at:]
+            return (number, piece[len(said) :]) if piece.startswith(said) else (0, "")
         number += 1
         at += len(piece)
-        if at > len(rest):
-            yield piece[len(left) :]
+    return number, ""
+
+
+def words_after(text: str) -> Iterator[str]:
+    """The tokens that continue `text`, the first of them what is left of one that was cut; from the start if unknown."""
+    number, left = progress(text)
+    if left:
+        yield left
+        number += 1
     while True:
         yield word(number)
         number += 1
