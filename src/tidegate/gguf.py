@@ -46,8 +46,10 @@ TURN_END = "<|end_of_sentence|>"
 MIB = 1024 * 1024
 MIN_CONTEXT_TOKENS = 128
 """A smaller context than this is no use to anybody."""
-PROCESS_BYTES = 110 * MIB
-"""Python, the engine's library and its HTTP server, measured with xllamacpp 2026.10."""
+PROCESS_BYTES = 64 * MIB
+"""Python, the engine's library and its HTTP server, measured with xllamacpp 2026.10 on Linux."""
+SAMPLER_BYTES = 16
+"""Of each token of the vocabulary, for each slot: its logit, and the sampler's candidate."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,14 @@ def memory_needed(
     """Memory that `slots` requests of `context_tokens` each take.
 
     Weights are the tensors of the file. KV cache: keys and values of every layer for every token, 16 bit by default.
-    Working memory: the process, logits and activations of a micro batch (llama.cpp's "compute buffer": float32 logits
-    beside the widest activations), the attention mask, and one row of logits a slot.
+    Working memory: the process, the widest float32 activations of a micro batch, the attention mask, and logits and
+    candidates for each slot. Within 6 % of what xllamacpp 2026.10 took at 512 to 32,768 tokens
+    (docs/decisions/0013-memory-arithmetic.md); llama.cpp's prompt cache in RAM comes on top where it is on.
     """
     per_token = header.kv_values_per_token * kv_value_bytes
     total_tokens = context_tokens * slots
-    widest = header.vocabulary + 2 * header.feed_forward + 4 * header.hidden
-    compute = micro_batch_tokens * 4 * widest + micro_batch_tokens * 4 * total_tokens + slots * 4 * header.vocabulary
+    activations = micro_batch_tokens * 4 * (2 * header.feed_forward + 4 * header.hidden)
+    compute = activations + micro_batch_tokens * 4 * total_tokens + slots * SAMPLER_BYTES * header.vocabulary
     return MemoryNeed(
         weights_bytes=header.weights_bytes,
         kv_bytes=per_token * total_tokens,
