@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -22,7 +23,7 @@ from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
-from tidegate.http import Exchange, HttpServer, Limits
+from tidegate.http import Exchange, HttpServer, Limits, as_lines
 from tidegate.types import DataReport, FleetSnapshot, ProcessId
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -89,24 +90,28 @@ class Gateway:
         if self._cors is not None and self._cors.answer(exchange):
             return
         if path in self._engine_paths:
-            self._check_method(request.method, b"POST")
+            if request.method != b"POST":
+                self._check_method(exchange, b"POST")
             self._gatekeeper.admit(request)
             self._forward(exchange, path)
             return
         route = self._routes.get(path)
         if route is not None:
             method, answer = route
-            self._check_method(request.method, method)
+            self._check_method(exchange, method)
             answer(exchange)
         elif path.startswith(f"{MODELS}/"):
-            self._check_method(request.method, b"GET")
-            self._model(exchange, path.removeprefix(f"{MODELS}/"))
+            self._check_method(exchange, b"GET")
+            self._model(exchange, unquote(path.removeprefix(f"{MODELS}/")))
         else:
             raise NotFound(f"there is no {path[:100]} here", code="unknown_path")
 
     @staticmethod
-    def _check_method(got: bytes, wanted: bytes) -> None:
+    def _check_method(exchange: Exchange, wanted: bytes) -> None:
+        got = exchange.request.method
         if got != wanted and not (got == b"HEAD" and wanted == b"GET"):
+            allowed = b"GET, HEAD" if wanted == b"GET" else wanted
+            exchange.extra_headers = as_lines(exchange.extra_headers) + b"allow: %b\r\n" % allowed
             raise MethodNotAllowed(
                 f"{got.decode('latin-1')} is not allowed here, {wanted.decode()} is", code="method_not_allowed"
             )
@@ -183,6 +188,8 @@ class Gateway:
         peer = exchange.peer
         if not is_loopback(peer) and not in_networks(peer, self.fleet.snapshot.options.metrics_allow):
             raise Forbidden("metrics are for loopback and the networks in gateway.metrics_allow", code="forbidden")
+        if is_loopback(peer):
+            self._gatekeeper.check_host(exchange.request)
         if not FORWARDED.isdisjoint(exchange.request.headers):
             raise Forbidden("metrics are not for forwarded requests", code="forbidden")
         exchange.respond(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(self._registry))

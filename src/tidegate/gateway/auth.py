@@ -49,18 +49,25 @@ class Gatekeeper:
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
         self._last_host = b""
         """The last Host that was let in: nearly always the next one too."""
-        self._hosts = LOOPBACK_NAMES | {listen_host.lower(), *map(str.lower, snapshot.options.allowed_hosts)}
+        self._hosts = LOOPBACK_NAMES | {listen_host.lower(), f"[{listen_host.lower()}]", *map(str.lower, snapshot.options.allowed_hosts)}
 
     def admit(self, request: Request) -> KeyView | None:
         """The key of a request, None for an anonymous one.
 
         Raises Unauthorized, Forbidden or BadRequest.
         """
-        headers = request.headers
         if self._required:
-            return self._key(headers.get(b"authorization", b""))
-        self._check_anonymous(headers)
+            return self._key(request.headers.get(b"authorization", b""))
+        self.check_host(request)
+        self._check_anonymous(request)
         return None
+
+    def check_host(self, request: Request) -> None:
+        """Raises Forbidden for a request to a name that is not this listener's (DNS rebinding)."""
+        host = request.headers.get(b"host", b"localhost")
+        if host != self._last_host:
+            self._check_name(host_name(host))
+            self._last_host = host
 
     def _key(self, authorization: bytes) -> KeyView:
         scheme, _, secret = authorization.partition(b" ")
@@ -74,20 +81,21 @@ class Gatekeeper:
             raise Unauthorized("the API key is not valid", code="invalid_api_key")
         return key
 
-    def _check_anonymous(self, headers: dict[bytes, bytes]) -> None:
-        host = headers.get(b"host", b"localhost")
-        if host != self._last_host:
-            self._check_host(host_name(host))
-            self._last_host = host
+    def _check_anonymous(self, request: Request) -> None:
+        headers = request.headers
         if not FORWARDED.isdisjoint(headers):
             raise Forbidden(
                 "a forwarded request needs a key: without keys only this machine is served", code="forwarded_anonymous"
             )
-        content_type = headers.get(b"content-type", JSON_TYPE)
-        if content_type != JSON_TYPE and content_type.lower().startswith(FORMS):
+        content_type = headers.get(b"content-type")
+        if content_type == JSON_TYPE:
+            return
+        # a page may send a body of no type to anybody without asking first, as it may a form
+        untyped = content_type is None and b"origin" in headers and request.method == b"POST"
+        if untyped or (content_type is not None and content_type.lower().startswith(FORMS)):
             raise BadRequest("send `Content-Type: application/json`", code="invalid_content_type")
 
-    def _check_host(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         if name not in self._hosts and not (self._any_address and _is_address(name)):
             raise Forbidden(
                 f"this listener does not answer to the name {name[:100]!r}; gateway.allowed_hosts can add it",
@@ -109,4 +117,5 @@ def in_networks(address: str, networks: Iterable[str]) -> bool:
         found = ipaddress.ip_address(address)
     except ValueError:
         return False
+    found = getattr(found, "ipv4_mapped", None) or found
     return any(found in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -8,7 +8,7 @@ import msgspec
 from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound
 from tidegate.http import Endpoint
-from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView
+from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView, Sampling
 
 EMBEDDINGS: Final = "/v1/embeddings"
 
@@ -41,6 +41,9 @@ class Replica:
     def see(self, view: ReplicaView, options: GatewayOptions) -> None:
         """Take what a new snapshot says of it."""
         self.view = view
+        self.endpoint.connect_timeout_s = options.connect_timeout_s
+        if view.state is not ReplicaState.READY:
+            self.endpoint.close_idle()
         self.extra_paths = frozenset(options.extra_paths)
         self.dialect: Dialect = DIALECTS[view.dialect]
         self.served_name = msgspec.json.encode(view.served_name) if view.served_name else b""
@@ -77,11 +80,12 @@ class Replica:
 class ModelEntry:
     """A model, and the replicas that serve it."""
 
-    __slots__ = ("_askable", "name", "replicas", "view")
+    __slots__ = ("_askable", "defaults", "name", "replicas", "view")
 
     def __init__(self, view: ModelView, replicas: tuple[Replica, ...]) -> None:
         self.view = view
         self.name = view.name
+        self.defaults = view.defaults if view.defaults != Sampling() else None
         self.replicas = replicas
         self._askable: dict[str, list[Replica]] = {}
 

@@ -62,18 +62,18 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
         if not name:
             raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
         model = fleet.model(name)
-    stream = "stream" in fields and bool(typed(fields, "stream", bool, "true or false"))
+    raw = fields.get("stream")
+    stream = raw is not None and (bytes(raw) == b"true" or bool(typed(fields, "stream", bool, "true or false")))
     intake = Intake(path, model, fields, body, stream)
     if path in _GENERATING:
         for limit in _LIMITS:
             if limit in fields:
                 _check_limit(fields, limit)
-        if model.view.defaults != _NO_DEFAULTS:
-            intake.changed = _put_defaults(fields, model.view.defaults)
+        if model.defaults is not None:
+            intake.changed = _put_defaults(fields, model.defaults)
     return intake
 
 
-_NO_DEFAULTS: Final = Sampling()
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 
@@ -90,7 +90,7 @@ def _check_subject(fields: Fields, subject: str) -> None:
     if subject == "messages":
         if memoryview(raw)[0] != ord("["):
             raise BadRequest("messages has to be a list", code="invalid_type", param=subject)
-        if len(raw) < 16 and not msgspec.json.decode(raw):
+        if len(raw) < 16 and not typed(fields, subject, list, "a list"):
             raise BadRequest("messages is empty", code="invalid_value", param=subject)
 
 
@@ -99,8 +99,13 @@ def _put_defaults(fields: Fields, defaults: Sampling) -> bool:
     changed = False
     for name in Sampling.__struct_fields__:
         value = getattr(defaults, name)
-        taken = name in fields or (name == "max_tokens" and "max_completion_tokens" in fields)
-        if value is not None and not taken:
-            fields[name] = msgspec.Raw(msgspec.json.encode(value))
-            changed = True
+        if value is None or _given(fields, name) or (name == "max_tokens" and _given(fields, "max_completion_tokens")):
+            continue
+        fields[name] = msgspec.Raw(msgspec.json.encode(value))
+        changed = True
     return changed
+
+
+def _given(fields: Fields, name: str) -> bool:
+    """Whether the client decided; `null` leaves it open."""
+    return name in fields and bytes(fields[name]) != b"null"

@@ -9,7 +9,7 @@ import asyncio
 from typing import Final, Protocol
 
 from tidegate import openai
-from tidegate.errors import BadGateway, BadRequest, EngineError, RequestError, Unavailable
+from tidegate.errors import BadGateway, BadRequest, ConnectError, EngineError, RequestError, Unavailable
 from tidegate.gateway.assemble import Assembly
 from tidegate.gateway.fleet import Replica
 from tidegate.gateway.intake import CHAT, Intake
@@ -53,6 +53,8 @@ class Flight:
     _events = False
     """Whether events are being passed on."""
     _tail = b""
+    _torn = False
+    """Whether an event has left in pieces, so that what follows may be in the middle of it."""
     _status = 0
     _attempts = 0
     _first_s = 0.0
@@ -106,6 +108,8 @@ class Flight:
         if connection is not None:
             self._send(connection)
         else:
+            if replica.unreachable_since is not None:
+                replica.unreachable_since = self._host.now()  # this request finds out; others wait for what it finds
             self._connecting = self._host.spawn(self, replica)
 
     async def connect(self, replica: Replica) -> None:
@@ -113,12 +117,11 @@ class Flight:
         try:
             connection = await replica.endpoint.connect()
         except EngineError as error:
-            if replica.unreachable_since is None:
-                replica.unreachable_since = self._host.now()
+            replica.unreachable_since = self._host.now()
             self._connecting = None
             self.on_error(error)
             return
-        self._connecting = None
+        self._connecting = replica.unreachable_since = None
         if self._exchange.finished:
             replica.endpoint.put_back(connection)
             return
@@ -174,6 +177,7 @@ class Flight:
             end = openai.whole_events(data)
             if len(data) - end > TAIL_BYTES:
                 end = len(data)
+                self._torn = True
             self._tail = data[end:]
             self._exchange.write(data[:end])
         elif self._assembly is not None:
@@ -236,7 +240,8 @@ class Flight:
             try:
                 self._ask(self._choose())
             except RequestError as refusal:
-                self._fail(BadGateway(str(error), code="engine_failed") if self._attempts > 1 else refusal)
+                unreached = isinstance(error, ConnectError)
+                self._fail(refusal if unreached else BadGateway(str(error), code="engine_failed"))
             return
         replica.failures += 1
         self._fail(BadGateway("the engine broke off this answer", code="engine_failed"))
@@ -265,7 +270,7 @@ class Flight:
         if not exchange.started:
             answer_error(exchange, error, self._own_headers())
         elif self._events:
-            exchange.write(openai.error_event(error))
+            exchange.write(b"\n\n" * self._torn + openai.error_event(error))
             exchange.finish()
         else:
             exchange.abort()
@@ -293,7 +298,8 @@ class Flight:
         """The headers of a JSON answer: few of the engine's, and the gateway's own."""
         headers = self._head.headers if self._head is not None else {}
         kind = headers.get(b"content-type", b"application/json")
-        lines = b"content-type: %b\r\n%b" % (kind, self._own_headers())
+        who = self._replica.answer_line if self._replica is not None else b""
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind, self._id, who)
         if b"retry-after" in headers:
             lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
         return lines

@@ -84,7 +84,7 @@ def read_tokens_request(path: str, body: bytes, fleet: Fleet) -> tuple[ModelEntr
     if name is None and len(fleet.models) != 1:
         raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
     model = next(iter(fleet.models.values())) if name is None else fleet.model(name)
-    request: dict[str, Any] = {key: msgspec.json.decode(raw) for key, raw in fields.items()}
+    request: dict[str, Any] = {key: typed(fields, key, Any, "valid JSON") for key in fields}
     if path == "/detokenize":
         tokens = request.get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
@@ -111,17 +111,18 @@ async def answer_tokens(path: str, model: ModelEntry, request: dict[str, Any], r
     steps_of = replica.dialect.tokenize if path == "/tokenize" else replica.dialect.detokenize
     if steps_of is None:
         raise NotSupported(f"the engines of {model.name!r} have no {path}", code="tokenize_not_supported")
+    request = {name: value for name, value in request.items() if name not in replica.dialect.private_fields}
     if replica.view.served_name:
         request["model"] = replica.view.served_name
     try:
         answer = await _walk(steps_of(request), replica)
+        if path == "/tokenize":
+            answer.setdefault("max_model_len", replica.view.context_tokens or model.view.context_tokens)
+        return answer
     except EngineError as error:
         raise BadGateway(str(error), code="engine_failed") from None
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         raise BadGateway(f"the engine's answer to {path} lacks what it should hold", code="engine_failed") from None
-    if path == "/tokenize":
-        answer.setdefault("max_model_len", replica.view.context_tokens or model.view.context_tokens)
-    return answer
 
 
 async def _walk(steps: Steps, replica: Replica) -> dict[str, Any]:

@@ -161,6 +161,20 @@ class Connection(asyncio.Protocol):
         rest = data[end + 4 :]
         if head.status < 200:
             return rest
+        headers = head.headers
+        if (
+            not self._bodiless
+            and headers.get(b"content-length") == b"%d" % len(rest)
+            and b"transfer-encoding" not in headers
+            and head.status == 200
+        ):
+            self._keep_alive = head.keep_alive
+            reply.on_head(head)  # nearly every JSON answer comes whole, head and body in one piece
+            if rest and self.reply is reply:
+                reply.on_body(rest)
+            if self.reply is reply:
+                self._finish(reply, surplus=b"")
+            return b""
         self._body = _body_of(head, bodiless=self._bodiless)
         if self._body.__class__ is UntilCloseBody:
             head.keep_alive = False

@@ -21,18 +21,37 @@ MAX_KNOWN_LINE_BYTES: Final = 512
 class Request:
     """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
 
-    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
+    __slots__ = ("body", "headers", "http10", "keep_alive", "line", "method", "path")
 
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
-        self.method = method
-        self.target = target
-        """As it was sent."""
+    def __init__(self, line: "RequestLine", headers: dict[bytes, bytes], body: bytes) -> None:
+        self.line = line
+        self.method = line.method
+        self.path = line.path
         self.headers = headers
         self.body = body
         self.http10 = False
         self.keep_alive = True
-        path, _, self.query = target.partition(b"?")
-        self.path = path.decode("latin-1")
+
+    @property
+    def target(self) -> bytes:
+        """The path and the query, as they were sent."""
+        return self.line.target
+
+    @property
+    def query(self) -> bytes:
+        """What follows the question mark."""
+        return self.line.target.partition(b"?")[2]
+
+
+class RequestLine:
+    """Method and target of a request."""
+
+    __slots__ = ("method", "path", "target")
+
+    def __init__(self, method: bytes, target: bytes) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition(b"?")[0].decode("latin-1")
         """Undecoded: `%` and dot segments are the router's to judge."""
 
 
@@ -41,6 +60,7 @@ class Glance:
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[bytes, bytes]] = {}
+        self._known_first: dict[bytes, RequestLine] = {}
 
     def read(self, data: bytes, *, max_headers: int, max_body_bytes: int) -> Request | None:
         """The request that `data` is, if it is exactly one, whole and ordinary; None leaves it to llhttp.
@@ -51,8 +71,9 @@ class Glance:
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return None
-        first, *lines = data[:end].split(b"\r\n")
-        start = _REQUEST_LINE.fullmatch(first)
+        lines = data[:end].split(b"\r\n")
+        first = self._known_first.get(lines[0]) or self._learn_first(lines[0])
+        del lines[0]
         known = self._known
         headers: dict[bytes, bytes] = {}
         for line in lines:
@@ -60,19 +81,30 @@ class Glance:
             if field is None:
                 return None
             headers[field[0]] = field[1]
-        if start is None or len(headers) != len(lines) or len(lines) > max_headers or b"host" not in headers:
+        if first is None or len(headers) != len(lines) or len(lines) > max_headers or b"host" not in headers:
             return None
         length = int(headers.get(b"content-length", 0))
-        if len(data) - end - 4 != length or length > max_body_bytes or not _UNUSUAL.isdisjoint(headers):
+        if len(data) - end - 4 != length or length > max_body_bytes:
             return None
-        return Request(start[1], start[2], headers, data[end + 4 :])
+        return Request(first, headers, data[end + 4 :])
+
+    def _learn_first(self, line: bytes) -> RequestLine | None:
+        match = _REQUEST_LINE.fullmatch(line)
+        if match is None:
+            return None
+        first = RequestLine(match[1], match[2])
+        if len(line) <= MAX_KNOWN_LINE_BYTES:
+            if len(self._known_first) >= MAX_KNOWN_LINES:
+                self._known_first.clear()
+            self._known_first[line] = first
+        return first
 
     def _learn(self, line: bytes) -> tuple[bytes, bytes] | None:
         match = _HEADER_LINE.fullmatch(line)
         if match is None:
             return None
         name, value = match[1].lower(), match[2]
-        if name == b"content-length" and not _LENGTH.fullmatch(value):
+        if name in _UNUSUAL or (name == b"content-length" and not _LENGTH.fullmatch(value)):
             return None
         if len(line) <= MAX_KNOWN_LINE_BYTES:
             if len(self._known) >= MAX_KNOWN_LINES:

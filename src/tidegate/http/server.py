@@ -20,7 +20,7 @@ from typing import Final
 import httptools
 import msgspec
 
-from tidegate.http.request import Glance, Request
+from tidegate.http.request import Glance, Request, RequestLine
 
 HeaderList = Iterable[tuple[bytes, bytes]] | bytes
 """Names and values, or the same as the lines they become (`name: value` and CRLF each)."""
@@ -423,7 +423,9 @@ class ServerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         parts, parser = self.body, self.parser
         request = Request(
-            parser.get_method(), self.target, self.headers, parts[0] if len(parts) == 1 else b"".join(parts)
+            RequestLine(parser.get_method(), self.target),
+            self.headers,
+            parts[0] if len(parts) == 1 else b"".join(parts),
         )
         request.http10 = self.version == "1.0"
         request.keep_alive = parser.should_keep_alive()
@@ -481,7 +483,7 @@ class ServerConnection(asyncio.Protocol):
         if self.exchange is not None or self.pending:
             return
         headers, body = self.server.refusal(status, reason)
-        nothing = Exchange(self, Request(b"", b"", {}, b""))
+        nothing = Exchange(self, Request(RequestLine(b"", b""), {}, b""))
         nothing.write_head(status, headers, b"content-length: %d\r\n" % len(body), body)
         self._hang_up(LINGER_S)
 
