@@ -49,7 +49,11 @@ class Gatekeeper:
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
         self._last_host = b""
         """The last Host that was let in: nearly always the next one too."""
-        self._hosts = LOOPBACK_NAMES | {listen_host.lower(), f"[{listen_host.lower()}]", *map(str.lower, snapshot.options.allowed_hosts)}
+        self._hosts = LOOPBACK_NAMES | {
+            listen_host.lower(),
+            f"[{listen_host.lower()}]",
+            *map(str.lower, snapshot.options.allowed_hosts),
+        }
 
     def admit(self, request: Request) -> KeyView | None:
         """The key of a request, None for an anonymous one.
@@ -58,16 +62,16 @@ class Gatekeeper:
         """
         if self._required:
             return self._key(request.headers.get(b"authorization", b""))
-        self.check_host(request)
+        if request.headers.get(b"host") != self._last_host:
+            self.check_host(request)
         self._check_anonymous(request)
         return None
 
     def check_host(self, request: Request) -> None:
         """Raises Forbidden for a request to a name that is not this listener's (DNS rebinding)."""
         host = request.headers.get(b"host", b"localhost")
-        if host != self._last_host:
-            self._check_name(host_name(host))
-            self._last_host = host
+        self._check_name(host_name(host))
+        self._last_host = host
 
     def _key(self, authorization: bytes) -> KeyView:
         scheme, _, secret = authorization.partition(b" ")

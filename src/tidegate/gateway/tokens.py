@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tidegate.dialects import Call, Steps
-from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, Unavailable
+from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, Unavailable, UpstreamClosedError
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.router import least_work_of_two
 from tidegate.http import ResponseHead
@@ -22,11 +22,11 @@ class _Answer:
 
     def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
         self._future = future
-        self._status = 0
+        self.status = 0
         self._parts: list[bytes] = []
 
     def on_head(self, head: ResponseHead) -> None:
-        self._status = head.status
+        self.status = head.status
 
     def on_body(self, payload: bytes) -> None:
         self._parts.append(payload)
@@ -36,7 +36,7 @@ class _Answer:
 
     def on_end(self) -> None:
         if not self._future.done():
-            self._future.set_result((self._status, b"".join(self._parts)))
+            self._future.set_result((self.status, b"".join(self._parts)))
 
     def on_error(self, error: EngineError) -> None:
         if not self._future.done():
@@ -45,19 +45,10 @@ class _Answer:
 
 async def ask(replica: Replica, call: Call) -> Any:
     """One JSON request to a replica, its answer decoded. Raises EngineError, BadRequest or BadGateway."""
-    loop = asyncio.get_running_loop()
-    connection = replica.endpoint.take(time.monotonic()) or await replica.endpoint.connect()
-    future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
     body = msgspec.json.encode(call.body)
-    connection.send(
-        b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(call.path), len(body), body),
-        _Answer(future),
+    status, answer = await _send(
+        replica, b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(call.path), len(body), body)
     )
-    try:
-        status, answer = await future
-    except BaseException:
-        connection.abort()
-        raise
     if 400 <= status < 500:
         raise BadRequest(_message(answer) or f"the engine refused {call.path}", code="engine_refused")
     if status != 200:
@@ -66,6 +57,24 @@ async def ask(replica: Replica, call: Call) -> Any:
         return msgspec.json.decode(answer)
     except msgspec.DecodeError:
         raise BadGateway(f"the engine's answer to {call.path} is not JSON", code="engine_failed") from None
+
+
+async def _send(replica: Replica, request: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer. A kept connection that closes before it says anything had ended already."""
+    loop = asyncio.get_running_loop()
+    while True:
+        connection = replica.endpoint.take(time.monotonic()) or await replica.endpoint.connect()
+        future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
+        reply = _Answer(future)
+        connection.send(request, reply)
+        try:
+            return await future
+        except UpstreamClosedError:
+            if reply.status or not connection.reused:
+                raise
+        except BaseException:
+            connection.abort()
+            raise
 
 
 def _message(answer: bytes) -> str:
@@ -118,11 +127,11 @@ async def answer_tokens(path: str, model: ModelEntry, request: dict[str, Any], r
         answer = await _walk(steps_of(request), replica)
         if path == "/tokenize":
             answer.setdefault("max_model_len", replica.view.context_tokens or model.view.context_tokens)
-        return answer
     except EngineError as error:
         raise BadGateway(str(error), code="engine_failed") from None
     except (AttributeError, KeyError, TypeError):
         raise BadGateway(f"the engine's answer to {path} lacks what it should hold", code="engine_failed") from None
+    return answer
 
 
 async def _walk(steps: Steps, replica: Replica) -> dict[str, Any]:
