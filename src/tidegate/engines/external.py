@@ -12,6 +12,9 @@ from tidegate.engines.base import Child, EngineFacts
 from tidegate.errors import EngineStartError, SettingError
 from tidegate.types import DialectName
 
+NOT_THERE = frozenset((400, 404, 405, 501))
+"""How engines answer a request for what they do not do."""
+
 
 class ExternalEngine:
     """An `Engine` that is somebody else's. Its dialect is known once it was ready, where the settings do not say."""
@@ -68,8 +71,9 @@ class ExternalEngine:
         embeddings = await _embeds(http, served)
         try:
             await readiness.one_token(http, served)
-        except EngineStartError:
-            if not embeddings:  # an engine of embeddings alone generates nothing
+        except readiness.NoTokenError as error:
+            # An engine of embeddings alone has no such path; one that fails is not ready, whatever else it can do.
+            if not embeddings or not set(error.statuses) <= NOT_THERE:
                 raise
         return EngineFacts(
             slots=_whole(props.get("total_slots")) or self._options.slots,

@@ -14,6 +14,14 @@ ANSWER_TIMEOUT_S: Final = 120.0
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
+class NoTokenError(EngineStartError):
+    """It answered, but not with a token. `statuses` are what chat and completion were answered with."""
+
+    def __init__(self, message: str, statuses: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.statuses = statuses
+
+
 def client(url: str, api_key: str = "") -> httpx.AsyncClient:
     """A client for an engine's own URL: no proxy of the environment stands between."""
     return httpx.AsyncClient(
@@ -27,19 +35,21 @@ def client(url: str, api_key: str = "") -> httpx.AsyncClient:
 async def one_token(http: httpx.AsyncClient, model: str) -> None:
     """Have one token generated, by chat or, for a model that has no template, by completion.
 
-    Raises EngineStartError with the engine's own words when it refuses, httpx.TransportError when it does not answer.
+    Raises NoTokenError with the engine's own words when it refuses, httpx.TransportError when it does not answer.
     """
     bodies: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": QUESTION}]},
         "/v1/completions": {"prompt": QUESTION},
     }
-    refusals = []
+    refusals, statuses = [], []
     for path, body in bodies.items():
         answer = await http.post(path, json={"model": model, "max_tokens": 1, "stream": False, **body})
         if answer.status_code == httpx.codes.OK and has_token(answer.content):
             return
+        statuses.append(answer.status_code)
         refusals.append(f"{path} answered {answer.status_code}: {answer.text[:300].strip()}")
-    raise EngineStartError(f"{http.base_url} does not answer a one-token request: {'; '.join(refusals)}")
+    message = f"{http.base_url} does not answer a one-token request: {'; '.join(refusals)}"
+    raise NoTokenError(message, tuple(statuses))
 
 
 def has_token(body: bytes) -> bool:
