@@ -1,6 +1,7 @@
 """An engine that runs already, given by its URL: found out about, never started or stopped."""
 
 import hashlib
+from pathlib import PurePath
 from typing import Any
 
 import httpx
@@ -149,3 +150,8 @@ def _aliases(model: dict[str, Any]) -> list[Any]:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
+
+
+def serving_name(served: str) -> str:
+    """What clients call a model whose engine calls it `served`: llama.cpp's own name for it is the file's path."""
+    return PurePath(served).stem if served.startswith("/") else served

@@ -1,0 +1,99 @@
+"""The fleet of a gateway alone: engines given by URL, found out about here, where no control does it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tidegate import logs
+from tidegate.config import Settings
+from tidegate.control.plan import make_plan, with_defaults
+from tidegate.control.snapshot import Keys, ReplicaStatus, build
+from tidegate.engines.base import EngineFacts
+from tidegate.engines.external import ExternalEngine, serving_name
+from tidegate.errors import EngineStartError, StoreError
+from tidegate.gateway.app import Gateway
+from tidegate.types import FleetSnapshot, ReplicaState
+
+LOOK_S: Final = 1.0
+"""How often missing engines and changed keys are looked for."""
+
+
+class FixedFleet:
+    """Keeps a gateway's snapshot true: which engines answer, what they serve, which keys there are."""
+
+    def __init__(self, settings: Settings, keys: Callable[[], Keys]) -> None:
+        """`settings` has pools of external engines only. `keys` blocks, and is called in a thread."""
+        self._settings = with_defaults(settings)
+        self._read_keys = keys
+        self._keys = keys()
+        self._number = 0
+        self._facts: dict[str, EngineFacts] = {}
+        self._told: dict[str, str] = {}
+        self._engines = {
+            spec.id: ExternalEngine(spec.id, spec.url, spec.options)  # type: ignore[arg-type]  # external pools have ExternalOptions
+            for spec in make_plan(self._settings, {}).replicas
+        }
+
+    def snapshot(self) -> FleetSnapshot:
+        """What is known now."""
+        self._number += 1
+        named = {
+            pool.model: serving_name(facts.served_name)
+            for pool in self._settings.pool
+            for number in range(len(pool.urls))
+            if (facts := self._facts.get(f"{pool.name}-{number}"))
+        }
+        plan = make_plan(self._settings, {}, named)
+        if "auto" in {model.name for model in plan.models}:  # nobody has said yet what it is called
+            plan = type(plan)()
+        status = {key: self._status(key) for key in self._engines}
+        return build(self._number, settings=self._settings.gateway, plan=plan, status=status, keys=self._keys)
+
+    def _status(self, key: str) -> ReplicaStatus:
+        engine, facts = self._engines[key], self._facts.get(key)
+        state = ReplicaState.STARTING if facts is None else ReplicaState.READY
+        return ReplicaStatus(state, engine.url, engine.dialect, engine.api_key, facts)
+
+    async def watch(self, gateway: Gateway) -> None:
+        """Look for engines and keys until cancelled."""
+        for engine in self._engines.values():
+            await engine.start()
+        while True:
+            found = await asyncio.gather(*(self._look(gateway, key) for key in self._engines))
+            if await self._keys_changed() or any(found):
+                gateway.apply(self.snapshot())
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self, gateway: Gateway, key: str) -> bool:
+        """Whether something new is known of one engine. One that answered is asked again only once it was away."""
+        replica = gateway.fleet.replicas.get(key)
+        known = self._facts.get(key)
+        if known is not None and (replica is None or replica.unreachable_since is None):
+            return False
+        engine = self._engines[key]
+        try:
+            facts = await engine.ready()
+        except EngineStartError as error:
+            if self._told.get(key) != str(error):
+                self._told[key] = str(error)
+                logs.get().warning("engine not ready", replica=key, cause=str(error))
+            return False
+        self._told.pop(key, None)
+        if replica is not None:
+            replica.unreachable_since = None
+        self._facts[key] = facts
+        if facts != known:
+            logs.get().info(
+                "engine ready", replica=key, url=engine.url, dialect=engine.dialect, model=facts.served_name
+            )
+        return facts != known
+
+    async def _keys_changed(self) -> bool:
+        try:
+            keys = await asyncio.to_thread(self._read_keys)
+        except StoreError as error:
+            logs.get().warning("keys cannot be read; those known stay", cause=str(error))
+            return False
+        changed = keys != self._keys
+        self._keys = keys
+        return changed

@@ -1,0 +1,108 @@
+"""`tidegate gateway`: one data process; alone in front of engines that run already, or as a child of control."""
+
+import os
+import socket
+import ssl
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidegate import __version__, logs
+from tidegate.config import Settings, find_file, is_loopback, load, split_address
+from tidegate.control import ports
+from tidegate.errors import SettingError
+from tidegate.fleet.local import process_id
+from tidegate.gateway.app import Gateway
+from tidegate.gateway.link import Link
+from tidegate.gateway.process import run
+from tidegate.home import find_home
+from tidegate.http.tls import server_context
+from tidegate.types import FleetSnapshot, Hello
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def gateway(  # noqa: PLR0917 - typer reads flags, which have no position
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT of the data port.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs already; repeatable.")] = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Listen on more than this machine without a key.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
+    control: Annotated[Path | None, typer.Option(hidden=True, help="Control's socket.")] = None,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True, help="The listening socket, inherited.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    tls_key: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve the API in front of engines that run already: --engine URL, or the external pools of the settings file."""
+    if control is not None and listen_fd is not None:
+        logs.configure_child()
+        tls = server_context(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+        raise typer.Exit(_serve_control(control, socket.socket(fileno=listen_fd), tls))
+    raise typer.Exit(_serve_alone(_settings(listen, engine or [], config, allow_anonymous=allow_anonymous)))
+
+
+def _serve_control(path: Path, listening: socket.socket, tls: ssl.SSLContext | None) -> int:
+    process = process_id(os.getpid())
+    host, _ = split_address(ports.address_of(listening))
+    hello = Hello(process=process, listen=ports.address_of(listening), code_version=__version__)
+
+    async def beside(served: Gateway) -> None:
+        await Link(path, hello, listening, apply=served.apply, report=served.report).run()
+
+    make = partial(Gateway, FleetSnapshot(number=0), listen_host=host, process=process)
+    return run(make, listening, tls=tls, beside=beside)
+
+
+def _settings(listen: str | None, engines: list[str], config: Path | None, *, allow_anonymous: bool) -> Settings:
+    flags: dict[str, Any] = {"gateway": {}}
+    if listen is not None:
+        flags["gateway"]["listen"] = listen
+    if allow_anonymous:
+        flags["gateway"]["allow_anonymous"] = True
+    file = find_file(config, find_home().path)
+    if engines:
+        base = load(file)
+        name = base.model[0].name if base.model else "auto"
+        flags["pool"] = [{"name": "default", "model": name, "engine": "external", "urls": engines}]
+    settings = load(file, flags)
+    own = [pool.name for pool in settings.pool if pool.engine != "external"]
+    if own or not settings.pool:
+        which = f"the pool {own[0]!r} has engines that only `tidegate up` starts" if own else "there is no engine"
+        raise SettingError("--engine", which, hint="name the engines' URLs: tidegate gateway --engine http://HOST:PORT")
+    return settings
+
+
+def _serve_alone(settings: Settings) -> int:
+    from tidegate.cli.fixed_fleet import FixedFleet
+    from tidegate.cli.stored_keys import StoredKeys
+
+    section = settings.gateway
+    home = find_home(settings.store.home)
+    with StoredKeys(settings, home) as keys:
+        if not (is_loopback(section.listen) or section.allow_anonymous or keys.read().required):
+            raise SettingError(
+                "gateway.listen",
+                f"{section.listen} can be reached by others, and there is no key",
+                hint="set gateway.allow_anonymous = true (--allow-anonymous), or listen on 127.0.0.1",
+            )
+        tls = None
+        if section.tls_cert_file is not None and section.tls_key_file is not None:
+            tls = server_context(section.tls_cert_file, section.tls_key_file)
+        listening = ports.bind(section.listen, "gateway.listen")
+        logs.configure(settings.log, file=None, terminal=True)
+        url = ports.url_of(ports.address_of(listening), "https" if tls else "http")
+        logs.get().info("gateway listening", url=url, engines=[url for pool in settings.pool for url in pool.urls])
+        try:
+            fleet = FixedFleet(settings, keys.read)
+            host, _ = split_address(section.listen)
+            make = partial(Gateway, fleet.snapshot(), listen_host=host, process=process_id(os.getpid()))
+            return run(make, listening, tls=tls, beside=fleet.watch)
+        finally:
+            listening.close()
+            logs.close()
+            sys.stdout.flush()
