@@ -144,6 +144,7 @@ class Control:
         child = self.frontends.gateway.life.child if self.frontends.gateway.life else None
         if child is not None:  # the answer to the first request must not depend on who is faster
             await self.gateways.arrival(child.id, snapshot=self.gateways.snapshot.number, timeout_s=3.0)
+        self._followers.poll()  # what children told of their start comes before "ready"
 
     async def stop(self) -> None:
         """End everything in order; open answers have gateway.drain_timeout_s to finish."""
@@ -224,6 +225,8 @@ class Control:
     def _settled(self) -> bool:
         ends = {ReplicaState.READY, ReplicaState.FAILED}
         if any(keeper.view.error for keeper in self.replicas.keepers.values()):
+            return True
+        if self.frontends.gateway.view.state is ReplicaState.FAILED:
             return True
         frontends = all(keeper.view.state in ends for keeper in self.frontends.keepers)
         return frontends and all(self.replicas.settled(name) for name in self.replicas.keepers)

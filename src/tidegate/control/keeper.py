@@ -164,7 +164,7 @@ class Keeper:
             await life.child.wait()
 
     def _fail(self, cause: str, tail: tuple[str, ...], error: OperatorError | None) -> None:
-        for line in tail[-LOG_TAIL_LINES:]:
+        for line in tail[-LOG_TAIL_LINES:] if self._ever_ready else ():  # else the start's error shows them
             self._world.log.error("last words", process=self.view.name, line=line)
         self._world.log.error("process given up", process=self.view.name, cause=cause)
         self._set(state=ReplicaState.FAILED, pid=None, ready_since=None, cause=cause, log_tail=tail, error=error)

@@ -93,12 +93,16 @@ class LogFollowers:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            for name, follower in tuple(self._followers.items()):
-                try:
-                    follower.poll()
-                except OSError as error:
-                    self._log.warning("log cannot be followed", process=name, cause=str(error))
+            self.poll()
             await asyncio.sleep(POLL_S)
+
+    def poll(self) -> None:
+        """Tell what every child wrote since the last time."""
+        for name, follower in tuple(self._followers.items()):
+            try:
+                follower.poll()
+            except OSError as error:
+                self._log.warning("log cannot be followed", process=name, cause=str(error))
 
     def close(self) -> None:
         """Tell what is left, and let all files go."""

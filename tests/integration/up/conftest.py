@@ -16,7 +16,6 @@ import pytest
 
 from tidegate.control.state import AdminAddress
 from tidegate.control.status import Status
-from tidegate.fleet import local
 from tidegate.home import Home
 
 PATIENCE_S = 40.0
@@ -68,7 +67,7 @@ class Up:
         return found
 
     def ready(self):
-        self.until(lambda: "] INFO ready " in self.text() and self.text().endswith("\n\n"))
+        self.until(lambda: "] INFO ready " in self.text() and "Stop with Ctrl-C.\n\n" in self.text())
         return self
 
     def interrupt(self):
@@ -133,9 +132,21 @@ class Site:
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["message"]["content"]
 
+    def back(self, up, name, pid):
+        """Wait until the process `name`, killed as `pid`, is another one and everything is ready again."""
+        up.until(lambda: self.status().ready and self.pids()[name] not in {pid, None})
+        number = self.status().snapshot
+        up.until(lambda: [one.snapshot for one in self.status().gateways] == [number])  # the gateway was told
+
     def living(self):
-        """Processes of this data folder that are still there."""
-        return set(local.find_sessions("TIDEGATE_HOME", str(self.home.path)))
+        """Pids of this data folder that are still there, but for `up` itself."""
+        mark = b"\0TIDEGATE_HOME=%b\0" % os.fsencode(self.home.path)
+        found = set()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in b"\0" + (entry / "environ").read_bytes() + b"\0":
+                    found.add(int(entry.name))
+        return found - {up.process.pid for up in self.started}
 
     def close(self):
         for up in self.started:
@@ -148,8 +159,9 @@ class Site:
                 up.process.kill()
                 up.end()
         left = self.living()
-        for process in left:
-            local.kill(process)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder)
         assert not left, f"left behind: {left}"
 

@@ -74,7 +74,7 @@ def test_whoever_is_killed_comes_back_and_the_next_question_is_answered(site):
     urls, pids = site.urls(), site.pids()
     for name, pid in pids.items():
         kill(pid)
-        up.until(lambda name=name, pid=pid: site.status().ready and site.pids()[name] not in {pid, None})
+        site.back(up, name, pid)
         assert site.ask(urls["api"])
     assert site.urls() == urls
     assert httpx.get(urls["chat"], trust_env=False, timeout=10).status_code == 200
@@ -99,7 +99,7 @@ def test_all_goes_on_without_control_and_a_new_up_adopts_all_of_it(site):
 
     for name, pid in pids.items():  # the adopted come back like the born
         kill(pid)
-        again.until(lambda name=name, pid=pid: site.status().ready and site.pids()[name] not in {pid, None})
+        site.back(again, name, pid)
     assert site.ask(urls["api"])
     again.interrupt()
     assert again.end() == 0
@@ -127,7 +127,7 @@ def test_what_does_not_fit_new_settings_is_replaced(site):
     assert set(now) == {"gateway", "p-0"}
     assert now["p-0"] != pids["p-0"]
     assert now["gateway"] == pids["gateway"]
-    assert len({process.pid for process in site.living()}) == 3  # the gateway, the engine, and up itself
+    assert site.living() == set(now.values())
 
 
 def test_an_answer_in_progress_is_finished_before_the_end(site):
@@ -185,7 +185,7 @@ def test_ctrl_c_twice_ends_it_at_once(site):
 
 def test_an_interrupt_while_it_starts_leaves_nothing(site):
     up = site.up()
-    up.until(lambda: site.living() - {process for process in site.living() if process.pid == up.process.pid})
+    up.until(site.living)
     up.interrupt()
     assert up.end() == 0
     assert site.living() == set()
