@@ -73,7 +73,9 @@ def test_the_limit_of_a_container_counts(tmp_path):
     (tmp_path / "memory.max").write_text(f"{400 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{350 * MIB}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {40 * MIB}\nactive_file {10 * MIB}\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert this_machine(tmp_path).available_bytes == 100 * MIB
+    assert this_machine(tmp_path).cores == 1
     (tmp_path / "memory.max").write_text("max\n")
     assert this_machine(tmp_path).available_bytes > 100 * MIB
     assert this_machine(tmp_path / "none").cores >= 1

@@ -224,7 +224,6 @@ class FakeServer:
             die=self._die,
         )
         self._numbers += 1
-        self.counters.prompt_tokens += 0 if slow_ms else made.prompt_tokens
         generation.begin()
         if exchange.finished:  # the fault came before the first token
             return
@@ -284,6 +283,7 @@ class FakeServer:
             counters.aborted += 1
         counters.queue_s += generation.queued_s
         if generation.sent:
+            counters.prompt_tokens += generation.prompt_tokens
             counters.first_token_s += generation.first_token_s
             counters.first_tokens += 1
         counters.whole_s += time.monotonic() - generation.began_s
@@ -301,7 +301,10 @@ class FakeServer:
             exchange.respond(200, fake_wire.TEXT, b"vllm:num_requests_running{ NaN\n\xff\xfe }{\nllamacpp: 1 2 3 x\n")
             return
         options, counters = self.options, msgspec.structs.replace(self.counters, steps=self._schedule.steps)
-        counters.generation_tokens += sum(s.sent for s in self._schedule.running if isinstance(s, Generation))
+        for sequence in self._schedule.running:
+            if isinstance(sequence, Generation) and sequence.sent:
+                counters.generation_tokens += sequence.sent
+                counters.prompt_tokens += sequence.prompt_tokens
         text = fake_wire.metrics(
             options.dialect,
             options.model,

@@ -4,6 +4,7 @@ Pure but for `this_machine`. The numbers behind the defaults are in docs/decisio
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,11 +100,23 @@ def _set_ups(options: LlamaCppOptions, cores: int, trained: int | None) -> Itera
 
 def this_machine(cgroup: Path = CGROUP) -> Machine:
     """What there is now, within the limits of its container."""
-    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 1
-    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
     available = psutil.virtual_memory().available
     limit = _cgroup_available(cgroup)
-    return Machine(cores=min(physical, allowed), available_bytes=available if limit is None else min(available, limit))
+    return Machine(
+        cores=min(cores, _cgroup_cores(cgroup) or cores),
+        available_bytes=available if limit is None else min(available, limit),
+    )
+
+
+def _cgroup_cores(cgroup: Path) -> int | None:
+    """Cores that the container's quota (cgroup v2) is worth, at least one; None for no quota."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(int(quota) // int(period), 1)  # "max": ValueError
+    return None
 
 
 def _cgroup_available(cgroup: Path) -> int | None:

@@ -101,7 +101,7 @@ class EngineProcess:
             for task in (answering, ending):
                 task.cancel()
             await asyncio.gather(answering, ending, return_exceptions=True)
-            self.forget_files()
+        self.forget_files()
 
     async def _answer(self, served_name: str) -> None:
         while not self.url:
