@@ -2,8 +2,8 @@
 
 In a fresh clone with no `.venv`, an empty data folder and no pip cache: seconds from the command to the moment when the
 chat page answers and the API streams a token. Then Ctrl-C, after which nothing may be left; then the same again, warm,
-three times at most, of which the quickest counts (seconds this short feel whatever else the machine does). Exits 1 where a limit is passed or anything is left behind. Needs git, make, and nothing that is not in the standard
-library; everything is on loopback.
+three times at most, of which the quickest counts (seconds this short feel whatever else the machine does). Exits 1
+where a limit is passed or anything is left behind. Needs git and make besides Python; everything is on loopback.
 """
 
 import http.client
