@@ -83,6 +83,7 @@ class ChunkedBody:
             end = data.find(b"\n", at)
             if end < 0:
                 self._line += data[at:]
+                at = size
                 self._check_line()
                 break
             self._line += data[at : end + 1]
