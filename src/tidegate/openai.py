@@ -4,7 +4,7 @@ Source: https://platform.openai.com/docs/api-reference (fields and errors), and 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -91,18 +91,16 @@ def error_event(error: RequestError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
 
-def model_list(models: Iterable[ModelView], created: int) -> bytes:
-    """The answer to /v1/models: serving names, never paths. `created` is in Unix seconds."""
-    return msgspec.json.encode({"object": "list", "data": [model_object(model, created) for model in models]})
+def model_object(model: ModelView, context_tokens: int | None, created: int) -> dict[str, object]:
+    """One entry of the model list, and the answer to /v1/models/NAME. `created` is in Unix seconds.
 
-
-def model_object(model: ModelView, created: int) -> dict[str, object]:
-    """One entry of the model list, and the answer to /v1/models/NAME."""
+    Serving names, never paths; `max_model_len` is vLLM's name for the context.
+    """
     entry: dict[str, object] = {"id": model.name, "object": "model", "created": created, "owned_by": "tidegate"}
     if model.aliases:
         entry["aliases"] = list(model.aliases)
-    if model.context_tokens:
-        entry["max_model_len"] = model.context_tokens
+    if context_tokens:
+        entry["max_model_len"] = context_tokens
     return entry
 
 

@@ -17,7 +17,7 @@ from tidegate import logs, openai
 from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
 from tidegate.gateway.auth import FORWARDED, Gatekeeper, in_networks, is_loopback
 from tidegate.gateway.cors import Cors
-from tidegate.gateway.fleet import Fleet, Replica
+from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
@@ -163,12 +163,14 @@ class Gateway:
 
     def _models(self, exchange: Exchange) -> None:
         self._gatekeeper.admit(exchange.request)
-        views = (entry.view for entry in self.fleet.models.values())
-        exchange.respond(200, [openai.JSON], openai.model_list(views, self._created))
+        answer_json(exchange, {"object": "list", "data": [self._entry(m) for m in self.fleet.models.values()]})
 
     def _model(self, exchange: Exchange, name: str) -> None:
         self._gatekeeper.admit(exchange.request)
-        answer_json(exchange, openai.model_object(self.fleet.model(name).view, self._created))
+        answer_json(exchange, self._entry(self.fleet.model(name)))
+
+    def _entry(self, model: ModelEntry) -> dict[str, object]:
+        return openai.model_object(model.view, model.context_tokens, self._created)
 
     def _health(self, exchange: Exchange) -> None:
         answer_json(exchange, {"status": "ok"})

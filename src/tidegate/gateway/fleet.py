@@ -94,6 +94,12 @@ class ModelEntry:
         """Whether a request would be served."""
         return any(replica.view.state is ReplicaState.READY for replica in self.replicas)
 
+    @property
+    def context_tokens(self) -> int | None:
+        """The most tokens that a request may have wherever it is sent; the model's own limit until engines tell."""
+        told = [r.view.context_tokens for r in self.replicas if r.view.context_tokens]
+        return min(told) if told else self.view.context_tokens
+
     def askable(self, path: str) -> list[Replica]:
         """The replicas that may be given new work on this path.
 

@@ -41,9 +41,10 @@ class Link:
                 channel = connect(self._path)
                 try:
                     await self._talk(channel)
+                except ChannelClosedError:
+                    logs.get().info("control is away; serving on with its last word")
                 finally:
                     channel.close()
-                    logs.get().warning("control is gone; serving on with its last word")
             await asyncio.sleep(RETRY_S)
 
     async def _talk(self, channel: Channel) -> None:

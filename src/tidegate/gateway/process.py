@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 import ssl
@@ -34,6 +35,13 @@ def run(
     return uvloop.run(_serve(make, listening, tls, beside))
 
 
+def raise_open_files() -> None:
+    """Let this process have as many connections as the system allows it: shells often start with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _serve(
     make: Callable[[], Gateway], listening: socket.socket, tls: ssl.SSLContext | None, beside: Serve
 ) -> int:
@@ -43,6 +51,7 @@ async def _serve(
     def stop() -> None:
         (at_once if stopping.is_set() else stopping).set()
 
+    raise_open_files()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     gateway = make()
@@ -54,6 +63,7 @@ async def _serve(
     waiting = asyncio.ensure_future(stopping.wait())
     await asyncio.wait({waiting, companion}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    companion.cancel()
     logs.get().info("gateway draining", in_flight=gateway.metrics.in_flight)
     drain = asyncio.ensure_future(gateway.close(gateway.fleet.snapshot.options.drain_timeout_s))
     impatient = asyncio.ensure_future(at_once.wait())
