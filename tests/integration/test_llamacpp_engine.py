@@ -97,6 +97,20 @@ async def test_a_request_without_the_key_is_refused(demo_model, tmp_path):
         assert engine.api_key not in command
 
 
+async def test_connections_that_are_kept_open_do_not_shut_others_out(demo_model, tmp_path):
+    """Every connection holds a thread of the server; many idle ones, and requests in its queue, leave it answering."""
+    async with (
+        running(demo_model, tmp_path) as (engine, _),
+        client(engine) as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        host, port = engine.url.removeprefix("http://").split(":")
+        for _ in range(60):
+            _, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+        assert (await http.get("/health", timeout=5)).status_code == 200
+
+
 async def test_a_closed_stream_frees_its_slot(demo_model, tmp_path):
     """The client of a stream goes away: its slot is free long before the answer would have ended."""
     async with running(demo_model, tmp_path) as (engine, _), client(engine) as http:

@@ -25,6 +25,10 @@ from tidegate.home import write_private
 EXIT_MODEL: Final = 3
 EXIT_KEY: Final = 4
 
+HTTP_THREADS: Final = 512
+"""Every connection holds a thread of the server, an idle one too; without a free thread even /health is not answered.
+By default there are as many as slots and a few."""
+
 WARNINGS: Final = 2
 """llama.cpp's verbosity: errors and warnings; its next step, 3, writes six lines for every request."""
 
@@ -68,6 +72,7 @@ def server_params(arguments: argparse.Namespace, key: str) -> Any:
     params.cache_ram_mib = 0
     params.cache_idle_slots = False  # needs that cache
     params.fit_params = False  # the context is what was asked for, or the start fails
+    params.n_threads_http = HTTP_THREADS
     params.sse_ping_interval = -1  # a comment in a stream is no sign of life
     params.warmup = False  # the first request, asked for readiness, does the same
     params.verbosity = arguments.verbosity
