@@ -54,6 +54,11 @@ def test_pull_and_path_print_a_path_alone_and_progress_goes_elsewhere(command, m
         assert command("path", name) == (0, f"{place}\n", "")
 
 
+def test_a_cut_on_the_way_does_not_show_in_the_output(command, hub, models):
+    hub.faults.cut_after["ERNIE-4.5-0.3B-PT-Q8_0.gguf"] = [50_000, 10]
+    assert command("pull", "ernie")[:2] == (0, f"{models}/ernie-4.5-0.3b/Q8_0/ERNIE-4.5-0.3B-PT-Q8_0.gguf\n")
+
+
 def test_the_folder_of_weights_has_its_own_path(command, models):
     code, _, err = command("path", "ernie", "--format", "safetensors")
     assert code == 2

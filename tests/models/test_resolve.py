@@ -308,9 +308,17 @@ def test_a_gguf_that_does_not_name_the_end_of_a_turn_is_mended(resolver, hub, er
     found = resolver.resolve("ernie")
     assert found.header.eot_token_id == mended.eot_token_id
     assert found.header.turn_end_token_id is None
-    assert turn_end.declare(found.path) is False
+    assert turn_end.declare(found.path, found.path) is False
     one, other = gguf.GGUFReader(found.path).tensors, gguf.GGUFReader(original).tensors
     assert [(t.name, t.data.tobytes()) for t in one] == [(t.name, t.data.tobytes()) for t in other]
+    # Somebody's own file is left as it is, and a mended copy is made once.
+    before = original.read_bytes()
+    mine = resolver.resolve(str(original))
+    assert (mine.name, mine.header.eot_token_id) == ("original", mended.eot_token_id)
+    assert mine.path.is_relative_to(resolver.home.models)
+    made = mine.path.stat().st_mtime_ns
+    assert resolver.resolve(str(original)).path.stat().st_mtime_ns == made
+    assert original.read_bytes() == before
     with llamacpp.serving(found.path) as http:
         body = {"prompt": [5, 6], "n_predict": 8, "temperature": 0, "logit_bias": [[mended.eot_token_id, 1000.0]]}
         assert http.post("/completion", json=body).json()["stop_type"] == "eos"

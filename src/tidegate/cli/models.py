@@ -53,12 +53,16 @@ def pull(
     form: FormatOption = "gguf",
 ) -> None:
     """Get a model, or its newest files; its path goes to stdout."""
+    import stamina.instrumentation
+
     from tidegate import config
     from tidegate.models import demo
     from tidegate.models.hubs import REPOSITORY_ID, hubs_for
     from tidegate.models.progress import for_terminal
     from tidegate.models.pull import Wish, pull_gguf, pull_safetensors
 
+    # stamina's own report of a retry would go to stdout, where the path alone belongs.
+    stamina.instrumentation.set_on_retry_hooks(())
     models, progress = models_folder(), for_terminal()
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = catalogue.find(name)

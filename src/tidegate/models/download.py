@@ -113,7 +113,7 @@ def _fetch_all(http: httpx.Client, wanted: Wanted, step: Step) -> None:
         before = part_bytes(wanted)
         try:
             for attempt in stamina.retry_context(
-                on=TransientFault, attempts=ATTEMPTS, timeout=None, wait_initial=0.2, wait_max=5
+                on=TransientFault, attempts=ATTEMPTS, timeout=None, wait_initial=0.2, wait_jitter=0.2, wait_max=5
             ):
                 with attempt:
                     _fetch_once(http, wanted, step)

@@ -53,7 +53,7 @@ def _why_superseded(model: Stored, stored: list[Stored]) -> str:
             and other.manifest.created_s > model.manifest.created_s
             for other in stored
         )
-        gone = not Path(source.where).is_dir()
+        gone = not Path(source.where).exists()
         return f"{source.where} has changed since" if newer else f"{source.where} is gone" if gone else ""
     weights = next((other for other in stored if (other.name, other.variant) == (model.name, SAFETENSORS)), None)
     changed = weights is not None and weights.manifest.digest != source.digest

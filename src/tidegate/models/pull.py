@@ -92,7 +92,7 @@ def _download_gguf(models: Path, wish: Wish, repository: Repository, file: HubFi
         target = staging / main
         if target != staging / file.path:
             (staging / file.path).replace(target)
-        sha256 = sha256_of(target) if turn_end.declare(target) else announced.sha256
+        sha256 = sha256_of(target) if turn_end.declare(target, target) else announced.sha256
         header = read_header(target)
         manifest = library.new_manifest(
             wish.name,
@@ -232,6 +232,30 @@ def _convert(
             digest=library.digest_of_gguf(sha256, read_header(staging / main)),
             source=source,
             licence=licence,
+        )
+        return library.install(models, staging, manifest)
+
+
+def mend(models: Path, path: Path, progress: Progress) -> Stored:
+    """A copy in the data folder of somebody's own GGUF, in which the end of a turn is named; made once."""
+    sha256 = library.checksum(models, path)
+    name, variant = f"{slug(path.stem)}-{sha256[:8]}", read_header(path).quantisation
+    with library.locked(models, name, progress):
+        present = library.find(models, name, variant)
+        if present and _whole(present, progress):
+            return present
+        staging = library.staging_of(models, name, variant)
+        staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+        turn_end.declare(path, staging / path.name)
+        mended = sha256_of(staging / path.name)
+        manifest = library.new_manifest(
+            name,
+            variant,
+            path.name,
+            [library.record(staging, path.name, mended)],
+            digest=library.digest_of_gguf(mended, read_header(staging / path.name)),
+            source=Source("converted", str(path.resolve()), "", sha256),
+            licence="",
         )
         return library.install(models, staging, manifest)
 

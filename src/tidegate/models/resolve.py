@@ -8,7 +8,7 @@ from typing import Literal
 from tidegate.errors import DownloadError, ModelError
 from tidegate.gguf import GgufHeader, read_header
 from tidegate.home import Home
-from tidegate.models import catalogue, demo, library, pull
+from tidegate.models import catalogue, demo, library, pull, turn_end
 from tidegate.models.catalogue import CATALOGUE, DEMO, ERNIE, CatalogueModel, wanted_quantisations
 from tidegate.models.hubs import REPOSITORY_ID, Hub, NoRepositoryError
 from tidegate.models.library import SAFETENSORS, Stored
@@ -191,6 +191,9 @@ class Resolver:
                 f"{path} is a GGUF file, and safetensors are needed", hint="give a folder with safetensors"
             )
         header = read_header(path)
+        if turn_end.is_missing(header):
+            stored = pull.mend(models, path, self.progress)
+            return _named_after(path, self._local(stored, reason), self.language, reason)
         local = LocalModel(
             name="",
             aliases=(),

@@ -8,7 +8,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from tidegate.gguf import SCALARS, read_header
+from tidegate.gguf import SCALARS, GgufHeader, read_header
 from tidegate.models.download import CHUNK_BYTES, PART, check_free_space
 
 KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -17,15 +17,23 @@ COUNTS = struct.Struct("<4sIQQ")
 UNSIGNED = next(kind for kind, code in SCALARS.items() if code == "I")
 
 
-def declare(path: Path) -> bool:
-    """Rewrite `path`, whole or not at all, where the end of a turn is not named; whether it was."""
+def is_missing(header: GgufHeader) -> bool:
+    """Whether a file has `<|end_of_sentence|>`, does not name it as an end, and has room to."""
+    return header.turn_end_token_id is not None and any(key not in header.fields for key in KEYS)
+
+
+def declare(path: Path, target: Path) -> bool:
+    """Write `path` with the end of a turn named to `target` (which may be `path`), whole or not at all.
+
+    False, and nothing is written, where it is named already.
+    """
     header = read_header(path)
-    key = next((key for key in KEYS if key not in header.fields), None)
-    if header.turn_end_token_id is None or key is None:
+    if not is_missing(header):
         return False
-    check_free_space(path.parent, path.stat().st_size, f"a copy of {path.name}")
+    key = next(key for key in KEYS if key not in header.fields)
+    check_free_space(target.parent, path.stat().st_size, f"a copy of {path.name}")
     entry = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<II", UNSIGNED, header.turn_end_token_id)
-    part = path.with_name(path.name + PART)
+    part = target.with_name(target.name + PART)
     try:
         with path.open("rb") as old, part.open("wb") as new:
             magic, version, tensors, keys = COUNTS.unpack(old.read(COUNTS.size))
@@ -37,7 +45,7 @@ def declare(path: Path) -> bool:
             old.seek(header.tensors_end + -header.tensors_end % header.alignment)
             shutil.copyfileobj(old, new, CHUNK_BYTES)
         read_header(part)
-        part.replace(path)
+        part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
