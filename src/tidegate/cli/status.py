@@ -11,6 +11,8 @@ from tidegate.control.status import Status
 
 app = typer.Typer(add_completion=False)
 MIB = 1024 * 1024
+MIN_WIDTH = 120
+"""Columns; a narrower terminal wraps lines, which is better than cut names."""
 
 
 @app.command()
@@ -35,6 +37,7 @@ def show(status: Status) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    console.width = max(console.width, MIN_WIDTH)
     state = "ready" if status.ready else "not ready"
     console.print(
         f"Tidegate {status.version}, {state}, up {duration(status.up_s)}, process {status.pid}, "

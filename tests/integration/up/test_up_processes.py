@@ -131,7 +131,7 @@ def test_what_does_not_fit_new_settings_is_replaced(site):
 
 
 def test_an_answer_in_progress_is_finished_before_the_end(site):
-    site.settings(gap_ms=60)
+    site.settings(gap_ms=100)
     up = site.up().ready()
     got, began = [], threading.Event()
 
@@ -148,6 +148,9 @@ def test_an_answer_in_progress_is_finished_before_the_end(site):
     reader.start()
     assert began.wait(10)
     up.interrupt()
+    up.until(lambda: "gateway draining in_flight=1" in up.text())
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{api}/models", trust_env=False)
     reader.join(20)
     assert "data: [DONE]" in got
     assert up.end() == 0
