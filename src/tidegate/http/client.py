@@ -18,14 +18,18 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 IDLE_S: Final = 4.0
 """An idle connection older than this is not used: vLLM closes its own after 5 s, and a close can cross a request."""
 
-MAX_SEEN_LINES: Final = 512
+MAX_SEEN: Final = 512
+MAX_SEEN_BYTES: Final = 2048
 
 _CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
 """Size lines of ordinary events, so that telling their size is one look-up."""
 
 
 class ResponseHead:
-    """Status and headers of an answer; names in lower case, the last of equal fields wins."""
+    """Status and headers of an answer; names in lower case, the last of equal fields wins.
+
+    Shared between answers of the same head: nobody writes to it.
+    """
 
     __slots__ = ("headers", "keep_alive", "status")
 
@@ -157,7 +161,7 @@ class Connection(asyncio.Protocol):
             self._head = data
             return b""
         self._head = b""
-        head = parse_head(data[:end], self.endpoint.seen_lines)
+        head = self.endpoint.seen.head(data[:end])
         rest = data[end + 4 :]
         if head.status < 200:
             return rest
@@ -176,9 +180,7 @@ class Connection(asyncio.Protocol):
                 self._finish(reply, surplus=b"")
             return b""
         self._body = _body_of(head, bodiless=self._bodiless)
-        if self._body.__class__ is UntilCloseBody:
-            head.keep_alive = False
-        self._keep_alive = head.keep_alive
+        self._keep_alive = head.keep_alive and self._body.__class__ is not UntilCloseBody
         reply.on_head(head)
         if self._body.done and self.reply is reply:
             self._finish(reply, surplus=rest)
@@ -197,42 +199,55 @@ class Connection(asyncio.Protocol):
         reply.on_end()
 
 
-Lines = dict[bytes, tuple[bytes, bytes]]
-"""Header lines seen before, split: an engine sends the same few again and again."""
+class SeenHeads:
+    """Heads and header lines that an engine has sent before, taken apart once: it sends the same few again and again."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, ResponseHead] = {}
+        self._lines: dict[bytes, tuple[bytes, bytes]] = {}
+
+    def head(self, text: bytes) -> ResponseHead:
+        """Status line and headers without the empty line. Raises UpstreamClosedError for what is not HTTP/1."""
+        head = self._heads.get(text)
+        if head is None:
+            head = self._parse(text)
+            if len(text) <= MAX_SEEN_BYTES:
+                if len(self._heads) >= MAX_SEEN:
+                    self._heads.clear()
+                self._heads[text] = head
+        return head
+
+    def _parse(self, text: bytes) -> ResponseHead:
+        lines = text.split(b"\r\n")
+        first = lines[0]
+        if not _STATUS_LINE.fullmatch(first):
+            raise UpstreamClosedError(f"{first[:40]!r} is not the status line of an HTTP/1.1 answer")
+        headers: dict[bytes, bytes] = {}
+        for line in lines[1:]:
+            name, value = self._lines.get(line) or self._split(line)
+            if name == b"content-length" and headers.get(name, value) != value:
+                raise UpstreamClosedError("two lengths that differ")
+            headers[name] = value
+        keep_alive = first[7] == ord("1")
+        connection = headers.get(b"connection")
+        if connection is not None:
+            connection = connection.lower()
+            keep_alive = b"close" not in connection and (keep_alive or b"keep-alive" in connection)
+        return ResponseHead(int(first[9:12]), headers, keep_alive=keep_alive)
+
+    def _split(self, line: bytes) -> tuple[bytes, bytes]:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+            raise UpstreamClosedError(f"{line[:40]!r} is not a header")
+        field = (name.lower(), value.strip(b" \t"))
+        if len(line) <= MAX_SEEN_BYTES:
+            if len(self._lines) >= MAX_SEEN:
+                self._lines.clear()
+            self._lines[line] = field
+        return field
 
 
-def parse_head(head: bytes, seen: Lines) -> ResponseHead:
-    """Status line and headers without the empty line. Raises UpstreamClosedError for what is not HTTP/1."""
-    lines = head.split(b"\r\n")
-    first = lines[0]
-    if not _STATUS_LINE.fullmatch(first):
-        raise UpstreamClosedError(f"{first[:40]!r} is not the status line of an HTTP/1.1 answer")
-    headers: dict[bytes, bytes] = {}
-    for line in lines[1:]:
-        name, value = seen.get(line) or _split_line(line, seen)
-        if name in headers and name in FRAMING and headers[name] != value:
-            raise UpstreamClosedError(f"two headers {name.decode()} that differ")
-        headers[name] = value
-    keep_alive = first[7] == ord("1")
-    connection = headers.get(b"connection")
-    if connection is not None:
-        connection = connection.lower()
-        keep_alive = b"close" not in connection and (keep_alive or b"keep-alive" in connection)
-    return ResponseHead(int(first[9:12]), headers, keep_alive=keep_alive)
-
-
-FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9][0-9](?: [^\r\n]*)?")
-
-
-def _split_line(line: bytes, seen: Lines) -> tuple[bytes, bytes]:
-    name, colon, value = line.partition(b":")
-    if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
-        raise UpstreamClosedError(f"{line[:40]!r} is not a header")
-    if len(seen) >= MAX_SEEN_LINES:
-        seen.clear()
-    field = seen[line] = (name.lower(), value.strip(b" \t"))
-    return field
 
 
 def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:
@@ -263,7 +278,7 @@ class Endpoint:
         self.host_header = address.encode("latin-1")
         self.connect_timeout_s = connect_timeout_s
         self.connections: set[Connection] = set()
-        self.seen_lines: Lines = {}
+        self.seen = SeenHeads()
         self._idle: deque[Connection] = deque()
         self._closed = False
 

@@ -1,7 +1,7 @@
 """A request, and the reading of the ordinary kind at a glance.
 
 llhttp parses what a client may send. Most of what clients do send is plain, and the same few header lines again and
-again: those are checked and split once, and then known. What is not plain in every byte is left to llhttp whole, so a
+again, often a whole head byte for byte: those are checked and split once, and then known. What is not plain in every byte is left to llhttp whole, so a
 request means what llhttp says it means, and the glance only ever says the same, sooner.
 """
 
@@ -16,10 +16,15 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 _UNUSUAL: Final = frozenset((b"transfer-encoding", b"connection", b"expect", b"upgrade", b"te", b"trailer"))
 MAX_KNOWN_LINES: Final = 2048
 MAX_KNOWN_LINE_BYTES: Final = 512
+MAX_KNOWN_HEADS: Final = 1024
+MAX_KNOWN_HEAD_BYTES: Final = 2048
 
 
 class Request:
-    """A whole request. Header names are lower case; fields that came twice are joined by a comma."""
+    """A whole request. Header names are lower case; fields that came twice are joined by a comma.
+
+    `headers` may be shared with other requests of the same head: nobody writes to it.
+    """
 
     __slots__ = ("body", "headers", "http10", "keep_alive", "line", "method", "path")
 
@@ -61,6 +66,7 @@ class Glance:
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[bytes, bytes]] = {}
         self._known_first: dict[bytes, RequestLine] = {}
+        self._known_heads: dict[bytes, tuple[RequestLine, dict[bytes, bytes], int]] = {}
 
     def read(self, data: bytes, *, max_headers: int, max_body_bytes: int) -> Request | None:
         """The request that `data` is, if it is exactly one, whole and ordinary; None leaves it to llhttp.
@@ -71,7 +77,17 @@ class Glance:
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return None
-        lines = data[:end].split(b"\r\n")
+        text = data[:end]
+        head = self._known_heads.get(text) or self._learn_head(text)
+        if head is None:
+            return None
+        first, headers, length = head
+        if len(data) - end - 4 != length or length > max_body_bytes or len(headers) > max_headers:
+            return None
+        return Request(first, headers, data[end + 4 :])
+
+    def _learn_head(self, text: bytes) -> tuple[RequestLine, dict[bytes, bytes], int] | None:
+        lines = text.split(b"\r\n")
         first = self._known_first.get(lines[0]) or self._learn_first(lines[0])
         del lines[0]
         known = self._known
@@ -81,12 +97,14 @@ class Glance:
             if field is None:
                 return None
             headers[field[0]] = field[1]
-        if first is None or len(headers) != len(lines) or len(lines) > max_headers or b"host" not in headers:
+        if first is None or len(headers) != len(lines) or b"host" not in headers:
             return None
-        length = int(headers.get(b"content-length", 0))
-        if len(data) - end - 4 != length or length > max_body_bytes:
-            return None
-        return Request(first, headers, data[end + 4 :])
+        head = (first, headers, int(headers.get(b"content-length", 0)))
+        if len(text) <= MAX_KNOWN_HEAD_BYTES:
+            if len(self._known_heads) >= MAX_KNOWN_HEADS:
+                self._known_heads.clear()
+            self._known_heads[text] = head
+        return head
 
     def _learn_first(self, line: bytes) -> RequestLine | None:
         match = _REQUEST_LINE.fullmatch(line)
