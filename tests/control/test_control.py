@@ -14,7 +14,7 @@ import pytest
 
 from tidegate import logs
 from tidegate.config import load
-from tidegate.control import state
+from tidegate.control import plan, state
 from tidegate.control.control import Control, Parts
 from tidegate.control.keeper import World
 from tidegate.control.snapshot import Keys
@@ -236,6 +236,37 @@ async def test_a_gateway_at_another_address_is_ended_before_the_new_address_is_b
     await site.up()
     assert site.pids()["gateway"] != pids["gateway"]
     assert (await site.ask())["pid"] == site.pids()["gateway"]
+
+
+async def test_an_upgrade_replaces_the_gateway_behind_its_port_while_the_old_one_finishes(site, monkeypatch):
+    await site.up()
+    pids, url = site.pids(), site.control.frontends.gateway_url
+    slow = asyncio.create_task(site.ask("/slow"))
+    await site.until(lambda: asyncio.sleep(0.1, result=True))
+    await site.abandon()
+    monkeypatch.setattr(plan, "__version__", "9.9.9")
+    await site.up()
+    assert site.control.frontends.gateway_url == url
+    assert (await slow)["pid"] == pids["gateway"]
+    assert not set(site.pids().values()) & set(pids.values())
+    assert (await site.ask())["pid"] == site.pids()["gateway"]
+
+    async def gone():
+        stat = local.read_stat(pids["gateway"])
+        return stat is None or not stat.alive
+
+    await site.until(gone)
+
+
+async def test_everything_killed_at_once_is_started_anew(site, home):
+    await site.up()
+    pids = site.pids()
+    await site.abandon()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    await site.up()
+    assert not set(site.pids().values()) & set(pids.values())
+    assert len((await site.ask())["replicas"]) == 2
 
 
 async def test_a_child_that_nobody_has_a_record_of_is_ended(site, home):
