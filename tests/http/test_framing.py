@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import UpstreamClosedError
-from tidegate.http.client import parse_head
+from tidegate.http.client import SeenHeads
 from tidegate.http.framing import ChunkedBody, LengthBody, UntilCloseBody
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -133,14 +133,14 @@ def test_bad_chunks_are_refused_whole_and_in_single_bytes(data):
 )  # fmt: skip
 def test_a_head_that_is_not_http_is_the_engines_fault(head):
     with pytest.raises(UpstreamClosedError):
-        parse_head(head, {})
+        SeenHeads().head(head)
 
 
 @given(st.binary(max_size=200))
 def test_any_head_is_read_or_the_engines_fault(data):
     for head in (data, b"HTTP/1.1 200 OK\r\n" + data):
         try:
-            found = parse_head(head, {})
+            found = SeenHeads().head(head)
         except UpstreamClosedError:
             continue
         assert 100 <= found.status <= 999
@@ -152,4 +152,4 @@ def test_any_head_is_read_or_the_engines_fault(data):
      (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True), (b"HTTP/1.1 200\r\nconnection: Close", False)],
 )  # fmt: skip
 def test_an_engine_says_whether_its_connection_stays(head, keep_alive):
-    assert parse_head(head, {}).keep_alive is keep_alive
+    assert SeenHeads().head(head).keep_alive is keep_alive

@@ -18,6 +18,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 IDLE_S: Final = 4.0
 """An idle connection older than this is not used: vLLM closes its own after 5 s, and a close can cross a request."""
 
+FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 MAX_SEEN: Final = 512
 MAX_SEEN_BYTES: Final = 2048
 
@@ -225,8 +226,8 @@ class SeenHeads:
         headers: dict[bytes, bytes] = {}
         for line in lines[1:]:
             name, value = self._lines.get(line) or self._split(line)
-            if name == b"content-length" and headers.get(name, value) != value:
-                raise UpstreamClosedError("two lengths that differ")
+            if name in FRAMING and headers.get(name, value) != value:
+                raise UpstreamClosedError(f"the header {name.decode()} came twice, and says two things")
             headers[name] = value
         keep_alive = first[7] == ord("1")
         connection = headers.get(b"connection")
