@@ -68,7 +68,7 @@ def write_fields(fields: Mapping[str, object]) -> bytes:
 def typed(fields: Fields, name: str, kind: Any, what: str) -> Any:
     """Field `name` as `kind`; None where it is missing or null. Raises BadRequest saying it has to be `what`."""
     raw = fields.get(name)
-    if raw is None:
+    if raw is None or bytes(raw) == b"null":
         return None
     try:
         return msgspec.json.decode(raw, type=kind)

@@ -47,7 +47,7 @@ class Gatekeeper:
         self._required = snapshot.keys_required
         self._keys = {key.digest: key for key in snapshot.keys}
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
-        self._last_host = b""
+        self._last_host = b"localhost"
         """The last Host that was let in: nearly always the next one too."""
         self._hosts = LOOPBACK_NAMES | {
             listen_host.lower(),
