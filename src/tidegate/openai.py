@@ -39,7 +39,7 @@ def read_fields(body: bytes) -> Fields:
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
     compact = 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))
-    if compact != len(body) and (double := _double_key(body, fields)):
+    if compact != len(body) and (double := _double_key(body, fields)) is not None:
         raise BadRequest(f"the key {double!r} is in the body twice", code="duplicate_key", param=double)
     return fields
 
