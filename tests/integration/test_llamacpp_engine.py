@@ -44,7 +44,11 @@ async def running(model: Path, folder: Path, options: LlamaCppOptions = OPTIONS)
 
 def client(engine: LlamaCppEngine) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=engine.url, headers={"authorization": f"Bearer {engine.api_key}"}, timeout=60, trust_env=False
+        base_url=engine.url,
+        headers={"authorization": f"Bearer {engine.api_key}"},
+        timeout=60,
+        trust_env=False,
+        limits=httpx.Limits(max_keepalive_connections=0),  # the server closes them when it likes
     )
 
 

@@ -29,6 +29,10 @@ HTTP_THREADS: Final = 512
 """Every connection holds a thread of the server, an idle one too; without a free thread even /health is not answered.
 By default there are as many as slots and a few."""
 
+SPINS: Final = "10000"
+"""How long OpenMP's threads spin at a barrier (some 0.2 ms) before they sleep. By default they spin until a thread that
+has lost its core to another program comes back, which on a busy machine costs most of the speed."""
+
 WARNINGS: Final = 2
 """llama.cpp's verbosity: errors and warnings; its next step, 3, writes six lines for every request."""
 
@@ -89,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not key:
         _say(f"the key file {arguments.key_file} is empty")
         return EXIT_KEY
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when the library is loaded
     import xllamacpp
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,12 +23,13 @@ class NoTokenError(EngineStartError):
 
 
 def client(url: str, api_key: str = "") -> httpx.AsyncClient:
-    """A client for an engine's own URL: no proxy of the environment stands between."""
+    """A client for an engine's own URL: no proxy of the environment between, each request on a connection of its own."""
     return httpx.AsyncClient(
         base_url=url,
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         trust_env=False,
+        limits=httpx.Limits(max_keepalive_connections=0),  # llama.cpp closes kept-alive connections when it likes
     )
 
 
