@@ -152,4 +152,5 @@ def test_any_head_is_read_or_the_engines_fault(data):
      (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True), (b"HTTP/1.1 200\r\nconnection: Close", False)],
 )  # fmt: skip
 def test_an_engine_says_whether_its_connection_stays(head, keep_alive):
-    assert SeenHeads().head(head).keep_alive is keep_alive
+    seen = SeenHeads()
+    assert [seen.head(head).keep_alive for _ in range(2)] == [keep_alive, keep_alive]

@@ -290,6 +290,11 @@ async def test_a_connection_that_takes_too_long_is_a_connect_error():
             sock.close()
 
 
+def test_an_address_may_leave_out_its_port():
+    endpoint = Endpoint("http://engine.lan/")
+    assert (endpoint.host, endpoint.port, endpoint.host_header) == ("engine.lan", 80, b"engine.lan")
+
+
 def test_an_address_may_be_ipv6():
     endpoint = Endpoint("http://[::1]:8100")
     assert (endpoint.host, endpoint.port, endpoint.host_header) == ("::1", 8100, b"[::1]:8100")

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from tidegate.errors import ConnectError, EngineError, UpstreamClosedError
 from tidegate.http.framing import Body, ChunkedBody, LengthBody, UntilCloseBody
@@ -272,10 +273,10 @@ class Endpoint:
     """Where a replica listens, and the connections to it."""
 
     def __init__(self, url: str, *, connect_timeout_s: float = 5.0) -> None:
-        """`url` is `http://HOST:PORT`."""
-        address = url.removeprefix("http://")
-        host, _, port = address.rpartition(":")
-        self.url, self.host, self.port = url, host.strip("[]"), int(port)
+        """`url` is `http://HOST:PORT`; without a port, 80."""
+        address = url.removeprefix("http://").rstrip("/")
+        parts = urlsplit(f"//{address}")
+        self.url, self.host, self.port = url, parts.hostname or "", parts.port or 80
         self.host_header = address.encode("latin-1")
         self.connect_timeout_s = connect_timeout_s
         self.connections: set[Connection] = set()
