@@ -35,8 +35,12 @@ def _path(value: str) -> str:
 
 def _engine_url(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme == "https":
+        raise ValueError(f"{value!r}: engines are spoken to without TLS; put a proxy on the way, or use http://")
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{value!r} is not the URL of an engine, as in http://127.0.0.1:8100")
+    if parts.path.rstrip("/") not in {"", "/v1"}:
+        raise ValueError(f"{value!r}: the URL of an engine ends with its port, and its API is below /v1")
     return value
 
 
@@ -72,7 +76,7 @@ class GatewaySettings(Section):
     head_timeout_s: float = Field(10.0, gt=0)
     """Longest time from the first byte of a request to the end of its head."""
     body_timeout_s: float = Field(60.0, gt=0)
-    """Longest time without a byte of a request's body."""
+    """Longest time for the whole body of a request."""
     idle_timeout_s: float = Field(75.0, gt=0)
     """How long a connection without a request is kept open."""
     connect_timeout_s: float = Field(5.0, gt=0)

@@ -26,7 +26,7 @@ from tidegate.engines.fake_request import CHAT, COMPLETIONS, RefusedError, answe
 from tidegate.engines.fake_schedule import Batching, Schedule, Scripted, StepCost
 from tidegate.engines.fake_streams import Generation
 from tidegate.errors import PortTakenError
-from tidegate.http.server import Exchange, HttpServer, Limits
+from tidegate.http import Exchange, HttpServer, Limits
 from tidegate.types import DialectName
 
 KEPT_REQUESTS: Final = 10_000

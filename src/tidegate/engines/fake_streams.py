@@ -10,7 +10,7 @@ from typing import Final
 from tidegate.engines import fake_wire
 from tidegate.engines.fake_faults import WITHIN_A_STREAM, Fault, FaultKind
 from tidegate.engines.fake_request import Answer, FakeRequest
-from tidegate.http.server import Exchange
+from tidegate.http import Exchange
 
 PING_GAP_S: Final = 0.1
 HUGE_BYTES: Final = 1_000_000

@@ -4,8 +4,10 @@ Everything here is synchronous callbacks: a request on the data path starts no t
 """
 
 from tidegate.http.client import Connection, Endpoint, Reply, ResponseHead
+from tidegate.http.exchange import Exchange, HeaderList, as_lines
+from tidegate.http.limits import Limits
 from tidegate.http.request import Request
-from tidegate.http.server import Exchange, HeaderList, HttpServer, Limits, as_lines
+from tidegate.http.server import HttpServer
 
 __all__ = [
     "Connection",
