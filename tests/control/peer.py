@@ -1,6 +1,7 @@
 """A small gateway for tests of control: speaks its channel, and answers every HTTP request with what it knows.
 
-`python peer.py --control PATH --listen-fd N`. On SIGTERM it stops listening, finishes what it has, and ends.
+`python peer.py --control PATH --listen-fd N`. `/hold?FOLDER` makes the file `held` there, and answers once there is a
+file `release`. On SIGTERM it stops listening, finishes what it has, and ends.
 """
 
 import argparse
@@ -28,8 +29,11 @@ class Peer:
     async def answer(self, reader, writer):
         request = await reader.readuntil(b"\r\n\r\n")
         self.in_flight += 1
-        if request.startswith(b"GET /slow"):
-            await asyncio.sleep(0.7)
+        if request.startswith(b"GET /hold?"):
+            folder = Path(request.split()[1].partition(b"?")[2].decode())
+            (folder / "held").touch()
+            while not (folder / "release").exists():
+                await asyncio.sleep(0.01)
         body = {
             "pid": OWN.pid,
             "snapshot": self.snapshot.number,

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.control.restarts import GiveUp, Restart, RestartPolicy, next_step, remember
@@ -24,6 +24,7 @@ def test_a_long_good_life_clears_the_record():
     assert remember((), ready_since=None, now=5.0, policy=POLICY) == (5.0,)
 
 
+@settings(deadline=None)
 @given(deaths=st.integers(1, 40), chance=st.floats(0, 1, exclude_max=True))
 def test_jitter_stays_within_its_share(deaths, chance):
     policy = RestartPolicy(jitter=0.2, give_up=None)

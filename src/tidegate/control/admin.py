@@ -77,8 +77,11 @@ class AdminServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
 
     def open(self, listening: socket.socket) -> None:
+        """Serve; the socket is closed by `close`."""
+        self._listening = listening
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
@@ -86,6 +89,8 @@ class AdminServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+        if self._listening is not None:  # uvicorn leaves it open when it is ended before it came up
+            self._listening.close()
 
 
 def application(operations: Operations, *, token: str, listen: str, allowed_hosts: tuple[str, ...]) -> Starlette:

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -101,8 +102,9 @@ class Gateways:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connected, _ = await loop.sock_accept(listening)
-            self._run(self._serve(Channel(connected)))
+            connected = Channel((await loop.sock_accept(listening))[0])
+            serving = self._run(self._serve(connected))
+            serving.add_done_callback(partial(_close, connected))  # even if it never ran
 
     async def _serve(self, connected: Channel) -> None:
         link: Link | None = None
@@ -127,7 +129,6 @@ class Gateways:
                 if self.links.get(link.hello.process) is link:
                     del self.links[link.hello.process]
                 link.drop_listening()
-            connected.close()
             self._tell()
 
     def _tell(self) -> None:
@@ -150,6 +151,10 @@ def _take(descriptors: list[int]) -> socket.socket | None:
     """The listening socket out of a greeting."""
     _close_all(descriptors[1:])
     return socket.socket(fileno=descriptors[0]) if descriptors else None
+
+
+def _close(connected: Channel, _: asyncio.Task[None]) -> None:
+    connected.close()
 
 
 def _close_all(descriptors: list[int]) -> None:
