@@ -134,8 +134,12 @@ class Site:
     def back(self, up, name, pid):
         """Wait until the process `name`, killed as `pid`, is another one and everything is ready again."""
         up.until(lambda: self.status().ready and self.pids()[name] not in {pid, None})
-        number = self.status().snapshot
-        up.until(lambda: [one.snapshot for one in self.status().gateways] == [number])  # the gateway was told
+        up.until(lambda: self._told(self.status()))
+
+    @staticmethod
+    def _told(status):
+        """Whether the gateway works with the newest snapshot."""
+        return [one.snapshot for one in status.gateways] == [status.snapshot]
 
     def living(self):
         """Pids of this data folder that are still there, but for `up` itself."""

@@ -27,7 +27,7 @@ HANDOVER_S = 3.0
 REPLACED_GRACE_S = 5.0
 SILENT_S = 30.0
 """A gateway that reports every second and is not heard for so long hangs, and is replaced."""
-NEVER_GIVE_UP = RestartPolicy(give_up=None, longest_s=5.0)
+NEVER_GIVE_UP = RestartPolicy(give_up=None, longest_s=2.0)
 """Without them nothing is served, whatever their faults; only one that never came up is left alone."""
 
 
