@@ -7,7 +7,8 @@ import pytest
 
 from gateway.wire import listening_socket, until
 from tidegate.errors import ConnectError, UpstreamClosedError
-from tidegate.http import Endpoint
+from tidegate.http import Connection, Endpoint
+from tidegate.http.framing import ChunkedBody
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -17,7 +18,7 @@ class Collected:
     """A reply that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.heads, self.body, self.chunks, self.ends, self.errors = [], b"", 0, 0, []
+        self.heads, self.body, self.ends, self.errors = [], b"", 0, []
 
     def on_head(self, head):
         self.heads.append(head)
@@ -25,10 +26,6 @@ class Collected:
     def on_body(self, payload):
         assert payload
         self.body += payload
-
-    def on_chunk(self, framed, start):
-        self.chunks += 1
-        self.body += framed[start:-2]
 
     def on_end(self):
         self.ends += 1
@@ -207,12 +204,69 @@ async def test_an_answer_cut_at_every_byte_is_the_same_answer(endpoint, peer):
     assert len(peer.writers) == 1
 
 
-async def test_a_chunk_in_a_packet_of_its_own_is_handed_over_as_it_came(endpoint, peer):
-    chunks = [b"%x\r\n%b\r\n" % (size, b"x" * size) for size in (1, 15, 16, 200, 4095, 4096)]
-    peer.answer = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n"]
-    reply, _ = await ask(endpoint)
-    assert reply.body == b"x" * (1 + 15 + 16 + 200 + 4095 + 4096)
-    assert reply.chunks >= 4
+class Piping(Collected):
+    """A reply that has whole events piped past it, and keeps their payload in its place."""
+
+    def __init__(self, connection) -> None:
+        super().__init__()
+        self.connection, self.piped = connection, []
+
+    def on_body(self, payload):
+        super().on_body(payload)
+        self.connection.pipe = self.pipe
+
+    def pipe(self, framed):
+        self.piped.append(framed)
+        self.body += ChunkedBody().feed(framed)[0]
+
+
+class Silent:
+    """A socket on which nothing happens."""
+
+    def write(self, data): ...
+
+    def is_closing(self):
+        return False
+
+
+def piping(endpoint, pieces):
+    connection = Connection(endpoint)
+    reply = Piping(connection)
+    connection.connection_made(Silent())
+    connection.send(b"", reply)
+    for piece in (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *pieces):
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    return reply
+
+
+async def test_chunks_that_end_an_event_go_through_the_pipe_as_they_came(endpoint):
+    chunks = [b"%x\r\n%b\r\n" % (size, b"x" * (size - 2) + b"\n\n") for size in (2, 15, 16, 200, 4095, 4096)]
+    reply = piping(endpoint, [*chunks, b"0\r\n\r\n"])
+    assert reply.piped == chunks[1:5]  # the first is before the pipe, and the last larger than events are
+    assert len(reply.body) == 2 + 15 + 16 + 200 + 4095 + 4096
+    assert reply.ends == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [b"4\r\nab\n\n\r\n4\r\ncd\n\n\r\n"],
+        [b"4\r\na", b"b\n\n\r\n"],
+        [b"4", b"\r\nab\n\n\r\n"],
+        [b"9\r\n", b"4\r\nab\n\n\r\n", b"\r\n"],
+        [b"b\r\nx", b"5\r\nabc\n\n\r\n", b"\r\n"],
+        [b"004\r\nab\n\n\r\n"],
+        [b"4;x=y\r\nab\n\n\r\n"],
+    ],
+)
+async def test_what_is_not_one_whole_chunk_is_unframed_even_where_it_looks_like_one(endpoint, odd):
+    packets = [b"4\r\n00\n\n\r\n", *odd, b"4\r\n11\n\n\r\n", b"0\r\n\r\n"]
+    reply = piping(endpoint, packets)
+    decoder = ChunkedBody()
+    assert reply.body == b"".join(decoder.feed(packet)[0] for packet in packets)
+    assert set(reply.piped) <= {b"4\r\n11\n\n\r\n"}
+    assert reply.ends == 1
 
 
 async def test_a_paused_connection_reads_nothing_and_is_resumed_in_the_pool(endpoint, peer):

@@ -158,16 +158,6 @@ class Flight:
             self._events = True
             self._exchange.start(200, STREAM_HEADERS + self._own_headers())
 
-    def on_chunk(self, framed: bytes, start: int) -> None:
-        """A chunk that is a whole event leaves as it came, in one write."""
-        if self._first_s == 0.0:
-            self._first_s = self._host.now()
-        exchange = self._exchange
-        if self._events and not self._tail and exchange.chunked and framed.endswith(b"\n\n\r\n"):
-            exchange.write_chunk(framed, len(framed) - start - 2)
-        else:
-            self.on_body(framed[start:-2])
-
     def on_body(self, payload: bytes) -> None:
         """Pass on what can leave now."""
         if self._first_s == 0.0:
@@ -179,7 +169,10 @@ class Flight:
                 end = len(data)
                 self._torn = True
             self._tail = data[end:]
-            self._exchange.write(data[:end])
+            exchange = self._exchange
+            exchange.write(data[:end])
+            if exchange.chunked and not (self._tail or self._torn) and self._connection is not None:
+                self._connection.pipe = exchange.transport.write
         elif self._assembly is not None:
             try:
                 self._assembly.feed(payload)

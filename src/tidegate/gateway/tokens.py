@@ -31,9 +31,6 @@ class _Answer:
     def on_body(self, payload: bytes) -> None:
         self._parts.append(payload)
 
-    def on_chunk(self, framed: bytes, start: int) -> None:
-        self._parts.append(framed[start:-2])
-
     def on_end(self) -> None:
         if not self._future.done():
             self._future.set_result((self.status, b"".join(self._parts)))

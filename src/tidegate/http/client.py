@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ IDLE_S: Final = 4.0
 
 FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 MAX_SEEN: Final = 512
+WHOLE_EVENT: Final = b"\n\n\r\n"
+"""How a chunk ends whose payload ends a server-sent event."""
 MAX_SEEN_BYTES: Final = 2048
 
 _CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
@@ -48,9 +51,6 @@ class Reply(Protocol):
     def on_body(self, payload: bytes) -> None:
         """Some of the body, unframed."""
 
-    def on_chunk(self, framed: bytes, start: int) -> None:
-        """Exactly one chunk as it came, its payload `framed[start:-2]`: what an event of a stream nearly always is."""
-
     def on_end(self) -> None:
         """The answer is whole."""
 
@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         "endpoint",
         "idle_since",
         "lost",
+        "pipe",
         "reply",
         "reused",
         "transport",
@@ -78,6 +79,12 @@ class Connection(asyncio.Protocol):
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
         self.reply: Reply | None = None
+        self.pipe: Callable[[bytes], object] | None = None
+        """Takes whole chunks that end an event, exactly as they came, in place of `reply.on_body`.
+
+        The reply sets it from `on_body`, once it holds nothing back; it lasts until something else comes than such
+        chunks. Nearly every event of a stream is one, so this is the path that has to be short.
+        """
         self.lost = self.reused = False
         self.idle_since = 0.0
         self._head = b""
@@ -92,7 +99,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, whatever is on the way; `reply` hears nothing more."""
-        self.reply = None
+        self.reply = self.pipe = None
         if not self.lost:
             self.transport.abort()
 
@@ -116,7 +123,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self.endpoint.forget(self)
-        reply, self.reply = self.reply, None
+        reply, self.reply, self.pipe = self.reply, None, None
         if reply is None:
             return
         if exc is None and self._body is not None and self._body.end():
@@ -125,22 +132,25 @@ class Connection(asyncio.Protocol):
             reply.on_error(UpstreamClosedError(f"{self.endpoint.url} closed the connection: {exc or 'end of stream'}"))
 
     def data_received(self, data: bytes) -> None:
-        reply, body = self.reply, self._body
+        pipe = self.pipe
+        if pipe is not None and data.endswith(WHOLE_EVENT):
+            line_end = data.find(b"\r\n", 0, 6)
+            if _CHUNK_SIZES.get(data[:line_end]) == len(data) - line_end - 4:
+                pipe(data)
+                return
+        reply = self.reply
         if reply is None:
             self.transport.abort()  # nothing was asked: whatever this is must not be taken for the next answer
             return
-        if isinstance(body, ChunkedBody) and body.between_chunks:
-            line_end = data.find(b"\r\n", 0, 6)
-            size = _CHUNK_SIZES.get(data[:line_end], 0)
-            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
-                reply.on_chunk(data, line_end + 2)
-                return
         try:
             self._take(data)
         except UpstreamClosedError as error:
-            self.reply = None
+            self.reply = self.pipe = None
             self.transport.abort()
             reply.on_error(error)
+            return
+        if self.pipe is not None and (self._body is None or not self._body.between_chunks):
+            self.pipe = None
 
     def _take(self, data: bytes) -> None:
         while data and (reply := self.reply) is not None:
@@ -190,7 +200,7 @@ class Connection(asyncio.Protocol):
         return rest
 
     def _finish(self, reply: Reply, *, surplus: bytes) -> None:
-        self.reply = None
+        self.reply = self.pipe = None
         if self._paused:
             self.resume()
         if surplus or not self._keep_alive:

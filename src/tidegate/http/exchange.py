@@ -31,7 +31,6 @@ class Exchange:
 
     __slots__ = (
         "_connection",
-        "bytes_written",
         "chunked",
         "extra_headers",
         "finished",
@@ -46,7 +45,6 @@ class Exchange:
         self._connection = connection
         self.request = request
         self.started = self.finished = self.chunked = False
-        self.bytes_written = 0
         self.extra_headers: HeaderList = ()
         """Headers that every answer to this request carries, whoever writes it."""
         self.on_disconnect: Callable[[], None] | None = None
@@ -55,7 +53,7 @@ class Exchange:
 
     @property
     def transport(self) -> asyncio.Transport:
-        """The client's socket, for those who must break the rules on purpose."""
+        """The client's socket, for those who write chunks with their framing, or break the rules on purpose."""
         return self._connection.transport
 
     @property
@@ -96,7 +94,6 @@ class Exchange:
     def write_head(self, status: int, headers: HeaderList, framing: bytes, body: bytes) -> None:
         """Head and body in one write; the head says truly whether the connection stays."""
         connection = self._connection
-        self.bytes_written = len(body)
         connection.transport.write(
             b"%b%b%b%b%b%b\r\n%b"
             % (
@@ -114,15 +111,9 @@ class Exchange:
         """One piece of the body, sent as one chunk in one write."""
         if self.finished or not payload:
             return
-        self.bytes_written += len(payload)
         if self.request.method != b"HEAD":
             data = b"%x\r\n%b\r\n" % (len(payload), payload) if self.chunked else payload
             self._connection.transport.write(data)
-
-    def write_chunk(self, framed: bytes, payload_bytes: int) -> None:
-        """A chunk with its framing, exactly as it goes on the wire. Only where `chunked` is true."""
-        self.bytes_written += payload_bytes
-        self._connection.transport.write(framed)
 
     def finish(self) -> None:
         """The end of the answer; the connection goes on to its next request, or closes."""

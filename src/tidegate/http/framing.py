@@ -17,6 +17,8 @@ class LengthBody:
 
     __slots__ = ("_left", "done")
 
+    between_chunks = False
+
     def __init__(self, length: int) -> None:
         self._left = length
         self.done = length == 0
@@ -37,6 +39,8 @@ class UntilCloseBody:
     """A body that ends with the connection."""
 
     __slots__ = ("done",)
+
+    between_chunks = False
 
     def __init__(self) -> None:
         self.done = False
