@@ -101,7 +101,7 @@ def _build(options: argparse.Namespace) -> "tuple[ASGIApp, Upstream]":
     from tidegate.apps.signin import SignInKeys
 
     keys = SignInKeys(options.sign_in_keys_file) if options.sign_in_keys_file else None
-    upstream = Upstream(options.gateway_url, options.key_file)
+    upstream = Upstream(options.gateway_url, options.key_file, options.gateway_certificate)
     chat = Chat(
         upstream,
         system_prompt=options.system_prompt,
@@ -162,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tidegate.apps.serve", description="the chat page")
     parser.add_argument("--listen", required=True, type=_address, metavar="HOST:PORT")
     parser.add_argument("--gateway-url", required=True, metavar="URL")
+    parser.add_argument("--gateway-certificate", type=Path, metavar="FILE")
     parser.add_argument("--data-dir", required=True, type=Path, metavar="DIR", help="its files go to DIR/chat")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="the key it sends to the gateway")
     parser.add_argument(

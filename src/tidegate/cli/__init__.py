@@ -56,3 +56,5 @@ def main(argv: list[str] | None = None) -> None:
         if error.hint:
             print(f"  {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)  # 128 + SIGINT, as shells say it

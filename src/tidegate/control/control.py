@@ -117,6 +117,7 @@ class Control:
         """Find the models, adopt or start everything. Raises OperatorError if a model cannot be had."""
         self._write_sign_in()
         self.frontends.begin_chat()
+        self.frontends.begin_gateway()  # it says that the model is on its way until it is told of one
         plan = await self._plan(self.settings)
         records = self.launcher.records
         useless = [record for name in unwanted(self.launcher, plan) if (record := records.get(name))]
@@ -125,7 +126,6 @@ class Control:
         await self._until(lambda: not self.replicas.adopting())  # an adopted gateway keeps what it knows until then
         self._publishing = True
         self._publish()
-        self.frontends.begin_gateway()
         loop = asyncio.get_running_loop()
         self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.watch())}
 

@@ -188,7 +188,9 @@ class Frontends:
         chat = self._settings.chat
         argv = [*self._chat_command, "--gateway-url", self.gateway_url]
         argv += ["--data-dir", str(self._home.path), "--key-file", str(self._home.run / "service.key")]
-        argv += ["--language", chat.language, "--system-prompt", chat.system_prompt]
+        if self._settings.gateway.tls_cert_file is not None:
+            argv += ["--gateway-certificate", str(self._settings.gateway.tls_cert_file)]
+        argv += ["--language", chat.language, f"--system-prompt={chat.system_prompt}"]
         argv += ["--history-tokens", str(chat.history_tokens)]
         for name in chat.allowed_hosts:
             argv += ["--allowed-host", name]

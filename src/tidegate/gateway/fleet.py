@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from tidegate.dialects import DIALECTS, Dialect
-from tidegate.errors import BadRequest, NotFound
+from tidegate.errors import BadRequest, NotFound, Unavailable
 from tidegate.http import Endpoint
 from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView, Sampling
 
@@ -160,7 +160,11 @@ class Fleet:
                 self._by_name.setdefault(name.lower(), entry)
 
     def model(self, name: str) -> ModelEntry:
-        """The model of this name or alias. Raises NotFound, naming those there are."""
+        """The model of this name or alias. Raises NotFound, naming those there are; Unavailable before there is any."""
+        if not self.models:
+            raise Unavailable(
+                "no model is here yet; it is being fetched or loaded", code="no_replica_ready", retry_after_s=2.0
+            )
         entry = self._by_name.get(name) or self._by_name.get(name.lower())
         if entry is None:
             shown = name if len(name) <= 100 else f"{name[:100]}…"

@@ -49,19 +49,24 @@ class Link:
 
     async def _talk(self, channel: Channel) -> None:
         await channel.send(self._hello, (self._listening.fileno(),))
-        reporting = asyncio.ensure_future(self._send_reports(channel))
+        applied = asyncio.Event()
+        reporting = asyncio.ensure_future(self._send_reports(channel, applied))
         try:
             while True:
                 snapshot, descriptors = await channel.receive(FleetSnapshot)
                 for descriptor in descriptors:
                     socket.close(descriptor)
                 self._apply(snapshot)
+                applied.set()
         finally:
             reporting.cancel()
             with contextlib.suppress(asyncio.CancelledError, ChannelClosedError):
                 await reporting
 
-    async def _send_reports(self, channel: Channel) -> None:
+    async def _send_reports(self, channel: Channel, applied: asyncio.Event) -> None:
+        """Every second, and as soon as a snapshot has been applied: control waits for that."""
         while True:
+            applied.clear()
             await channel.send(self._report())
-            await asyncio.sleep(REPORT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(applied.wait(), REPORT_S)

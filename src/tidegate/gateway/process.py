@@ -64,6 +64,7 @@ async def _serve(
     await asyncio.wait({waiting, companion}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     companion.cancel()
+    listening.close()  # whoever else holds the socket takes what waits on it; nobody else, and clients are refused
     logs.get().info("gateway draining", in_flight=gateway.metrics.in_flight)
     drain = asyncio.ensure_future(gateway.close(gateway.fleet.snapshot.options.drain_timeout_s))
     impatient = asyncio.ensure_future(at_once.wait())

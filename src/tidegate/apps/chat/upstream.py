@@ -1,5 +1,6 @@
 """The gateway, as this page sees it: an OpenAI API that may be away for a while."""
 
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ ANONYMOUS = "anonymous"
 
 
 class Upstream:
-    """One client for all sessions of this process. `key_file` is read again when the gateway refuses the key."""
+    """One client for all sessions of this process. `key_file` is read again when the gateway refuses the key.
 
-    def __init__(self, url: str, key_file: Path | None) -> None:
+    `certificate` is the gateway's own: it is asked at this machine's address, which a certificate seldom names.
+    """
+
+    def __init__(self, url: str, key_file: Path | None, certificate: Path | None = None) -> None:
         self._key_file = key_file
         self._url = url.rstrip("/")
         self._client = AsyncOpenAI(
@@ -32,7 +36,7 @@ class Upstream:
             max_retries=0,
             timeout=openai.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             # A proxy named in the environment is for the internet, never for the gateway.
-            http_client=DefaultAsyncHttpxClient(trust_env=False),
+            http_client=DefaultAsyncHttpxClient(trust_env=False, verify=_trusting(certificate)),
         )
         self._model = ""
         self._counts = True
@@ -126,3 +130,13 @@ class Upstream:
             return (self._key_file.read_text("utf-8").strip() if self._key_file else "") or ANONYMOUS
         except OSError:
             return ANONYMOUS
+
+
+def _trusting(certificate: Path | None) -> ssl.SSLContext | bool:
+    """TLS with nobody but the holder of this certificate, whatever name it was reached by."""
+    if certificate is None:
+        return True
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
