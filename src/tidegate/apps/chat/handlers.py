@@ -96,8 +96,10 @@ class Chat:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def register(self) -> None:
-        """Hand the callbacks to Chainlit."""
-        cl.on_chat_start(self.chat_start)
+        """Hand the callbacks to Chainlit.
+
+        There is none for the start of a chat: its end would take the Stop button from a question that came meanwhile.
+        """
         cl.on_message(self.message)
         cl.on_chat_end(self.left)
         cl.set_starters(self.starters)
@@ -110,9 +112,6 @@ class Chat:
             cl.Starter(label=label, message=message)
             for label, message in starters(language or "", self._upstream.known_model)
         ]
-
-    async def chat_start(self) -> None:
-        self._conversation()
 
     async def message(self, message: cl.Message) -> None:
         """A question, or an edited one, which takes the place of the old and of all that followed."""
