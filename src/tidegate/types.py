@@ -88,6 +88,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Tokens of one request, if known."""
     embeddings: bool = False
     """Whether it answers /v1/embeddings."""
+    continues: bool = True
+    """Whether it goes on with a half-written answer as it would have gone on with its own."""
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -100,6 +102,15 @@ class KeyView(msgspec.Struct, frozen=True):
     service: bool = False
     """Service keys may act for other tenants and users."""
     expires_at_s: float | None = None
+    models: tuple[str, ...] = ()
+    """Models it may ask for, by their names; empty means all."""
+    classes: tuple[str, ...] = ()
+    """Classes it may ask for; empty means the built-in ones."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    """Prompt and completion together, by UTC day."""
+    concurrent_streams: int | None = None
 
 
 class GatewayOptions(msgspec.Struct, frozen=True):
@@ -148,6 +159,20 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     reachable: bool
 
 
+class UsageCount(msgspec.Struct, frozen=True):
+    """What was used since the last report, for one combination of labels."""
+
+    day: str
+    """UTC, `YYYY-MM-DD`."""
+    tenant: str
+    klass: str
+    model: str
+    outcome: Outcome
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class DataReport(msgspec.Struct, frozen=True):
     """What a gateway tells control every second. Counters count from the gateway's start."""
 
@@ -159,6 +184,7 @@ class DataReport(msgspec.Struct, frozen=True):
     requests: dict[str, int]
     """By outcome."""
     replicas: tuple[ReplicaReport, ...]
+    usage: tuple[UsageCount, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True):
