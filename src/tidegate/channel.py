@@ -20,6 +20,7 @@ import msgspec
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_DESCRIPTORS = 4
+BACKLOG = 64
 MAX_SOCKET_PATH_BYTES = 107
 """What fits into `sockaddr_un.sun_path` (unix(7))."""
 
@@ -103,7 +104,7 @@ class Channel:
         self._socket.close()
 
 
-def listen(path: Path, backlog: int = 64) -> socket.socket:
+def listen(path: Path) -> socket.socket:
     """A listening Unix socket at `path`, for its owner alone; a socket left there by a dead process is replaced."""
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -113,7 +114,7 @@ def listen(path: Path, backlog: int = 64) -> socket.socket:
         with _short(path) as address:
             listening.bind(address)
         path.chmod(0o600)
-        listening.listen(backlog)
+        listening.listen(BACKLOG)
     except BaseException:
         listening.close()
         raise

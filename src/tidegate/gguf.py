@@ -48,6 +48,8 @@ MIN_CONTEXT_TOKENS = 128
 """A smaller context than this is no use to anybody."""
 PROCESS_BYTES = 64 * MIB
 """Python, the engine's library and its HTTP server, measured with xllamacpp 2026.10 on Linux."""
+KV_VALUE_BYTES = 2
+"""The engine keeps keys and values in 16 bit."""
 SAMPLER_BYTES = 16
 """Of each token of the vocabulary, for each slot: its logit, and the sampler's candidate."""
 
@@ -126,17 +128,15 @@ class MemoryNeed:
         )
 
 
-def memory_needed(
-    header: GgufHeader, *, context_tokens: int, slots: int, micro_batch_tokens: int = 256, kv_value_bytes: int = 2
-) -> MemoryNeed:
+def memory_needed(header: GgufHeader, *, context_tokens: int, slots: int, micro_batch_tokens: int = 256) -> MemoryNeed:
     """Memory that `slots` requests of `context_tokens` each take.
 
-    Weights are the tensors of the file. KV cache: keys and values of every layer for every token, 16 bit by default.
+    Weights are the tensors of the file. KV cache: keys and values of every layer for every token, 16 bit.
     Working memory: the process, the widest float32 activations of a micro batch, the attention mask, and logits and
     candidates for each slot. Within 6 % of what xllamacpp 2026.10 took at 512 to 32,768 tokens
     (docs/decisions/0013-memory-arithmetic.md); llama.cpp's prompt cache in RAM comes on top where it is on.
     """
-    per_token = header.kv_values_per_token * kv_value_bytes
+    per_token = header.kv_values_per_token * KV_VALUE_BYTES
     total_tokens = context_tokens * slots
     activations = micro_batch_tokens * 4 * (2 * header.feed_forward + 4 * header.hidden)
     compute = activations + micro_batch_tokens * 4 * total_tokens + slots * SAMPLER_BYTES * header.vocabulary
@@ -298,9 +298,7 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], **measured: int
         return value
 
     layers, hidden = of("block_count"), of("embedding_length")
-    heads = (
-        max(of("attention.head_count")) if isinstance(of("attention.head_count"), tuple) else of("attention.head_count")
-    )
+    heads = _largest(of("attention.head_count"))
     kv_heads = of("attention.head_count_kv", heads)
     kv_heads_of_all_layers = sum(kv_heads) if isinstance(kv_heads, tuple) else kv_heads * layers
     head_dim = hidden // heads if heads else 0
@@ -315,7 +313,7 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], **measured: int
         context_tokens=of("context_length", None),
         layers=layers,
         hidden=hidden,
-        feed_forward=max(ff) if isinstance(ff := of("feed_forward_length"), tuple) else ff,
+        feed_forward=_largest(of("feed_forward_length")),
         heads=heads,
         kv_values_per_token=kv_heads_of_all_layers
         * (of("attention.key_length", head_dim) + of("attention.value_length", head_dim)),
@@ -327,6 +325,11 @@ def _header(path: Path, data: mmap.mmap, fields: dict[str, Any], **measured: int
         fields=fields,
         **measured,
     )
+
+
+def _largest(value: Any) -> int:
+    """A number, or the largest of those that the layers have each."""
+    return int(max(value) if isinstance(value, tuple) else value)
 
 
 def _token_id(data: mmap.mmap, tokens: Skipped, text: str) -> int | None:

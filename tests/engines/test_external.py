@@ -13,7 +13,7 @@ from tidegate.types import DialectName
 
 
 async def facts_of(url: str, options: ExternalOptions | None = None):
-    engine = ExternalEngine("default-0", url, options or ExternalOptions())
+    engine = ExternalEngine(url, options or ExternalOptions())
     await engine.start()
     try:
         return engine, await engine.ready()

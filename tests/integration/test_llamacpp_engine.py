@@ -15,6 +15,7 @@ import pytest
 
 from demo import NAME, demo_files
 from tidegate.config import LlamaCppOptions
+from tidegate.engines import readiness
 from tidegate.engines.base import ModelFiles
 from tidegate.engines.llamacpp import LlamaCppEngine
 from tidegate.engines.llamacpp_fit import Machine
@@ -193,7 +194,7 @@ async def test_one_killed_while_it_starts_is_told_with_its_cause(demo_model, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["default-0.log"]
 
 
-async def test_it_lives_on_without_its_parent_and_is_attached(demo_model, tmp_path):
+async def test_it_lives_on_without_its_parent(demo_model, tmp_path):
     """A process found again by its id answers as before, and ends when it is told."""
     parent = tmp_path / "parent.py"
     parent.write_text(PARENT)
@@ -204,14 +205,11 @@ async def test_it_lives_on_without_its_parent_and_is_attached(demo_model, tmp_pa
     found = json.loads(told)
     child = local.adopt(local.process_id(found["pid"]))
     assert child is not None
-    engine = LlamaCppEngine.attach(
-        demo_files(demo_model), OPTIONS, place(tmp_path), child=child, url=found["url"], api_key=found["key"]
-    )
     try:
-        facts = await engine.ready()
-        assert (facts.slots, facts.context_tokens, facts.started_s) == (2, 1024, 0.0)
+        async with readiness.client(found["url"], found["key"]) as http:
+            await readiness.one_token(http, "smollm2-135m")
     finally:
-        await engine.stop(GRACE_S)
+        await child.stop(GRACE_S)
     assert local.read_stat(found["pid"]) is None or not local.is_alive(child.id)
 
 

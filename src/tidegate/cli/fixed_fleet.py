@@ -30,7 +30,7 @@ class FixedFleet:
         self._facts: dict[str, EngineFacts] = {}
         self._told: dict[str, str] = {}
         self._engines = {
-            spec.id: ExternalEngine(spec.id, spec.url, spec.options)  # type: ignore[arg-type]  # external pools have ExternalOptions
+            spec.id: ExternalEngine(spec.url, spec.options)  # type: ignore[arg-type]  # external pools have ExternalOptions
             for spec in make_plan(self._settings, {}).replicas
         }
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TypeVar
 
 from tidegate import logs
@@ -107,7 +107,7 @@ def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home) -> Engine:
         case ExternalOptions():
             from tidegate.engines.external import ExternalEngine
 
-            return ExternalEngine(spec.id, spec.url, spec.options)
+            return ExternalEngine(spec.url, spec.options)
         case _:
             raise SettingError("pool.engine", f"{spec.engine!r} is no engine")
 
@@ -149,16 +149,15 @@ async def served(settings: Settings) -> Mapping[str, str]:
 
 
 async def _own_name(url: str, options: ExternalOptions) -> str:
-    from tidegate.engines.external import ExternalEngine
+    from tidegate.engines.external import ExternalEngine, serving_name
 
-    engine = ExternalEngine("default-0", url, options)
+    engine = ExternalEngine(url, options)
     await engine.start()
     try:
-        name = (await engine.ready()).served_name
+        return serving_name((await engine.ready()).served_name)
     except EngineStartError as error:
         hint = "start it first; or give its model a name with [[model]] and [[pool]], and it may come later"
         raise OperatorError(str(error), hint=hint) from None
-    return PurePath(name).stem if name.startswith("/") else name  # llama.cpp's is the file's path
 
 
 def _files(resolver: Resolver, model: ModelSettings) -> ModelFiles:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tidegate import logs
 from tidegate.control.logfollow import LogFollowers
 from tidegate.control.state import ProcessKind, ProcessRecord, Records
@@ -73,18 +75,7 @@ class Launcher:
         facts: EngineFacts | None = None,
     ) -> None:
         """Record where a child answers: from now on it can be adopted."""
-        self.records.put(
-            ProcessRecord(
-                name=record.name,
-                kind=record.kind,
-                id=record.id,
-                digest=record.digest,
-                url=url,
-                api_key=api_key,
-                dialect=dialect,
-                facts=facts,
-            )
-        )
+        self.records.put(msgspec.structs.replace(record, url=url, api_key=api_key, dialect=dialect, facts=facts))
 
     def ended(self, name: str, process: ProcessId) -> None:
         """Forget a child that is gone, unless its name is another's by now."""
@@ -101,11 +92,11 @@ class Launcher:
         return self.home.logs / f"{name}.log"
 
 
-async def end_strays(home: Home, known: set[ProcessId], grace_s: float) -> int:
-    """End children of this data folder that nobody has a record of; how many there were."""
+async def end_strays(home: Home, known: set[ProcessId], grace_s: float) -> None:
+    """End children of this data folder that nobody has a record of."""
     found = local.find_sessions(HOME_VARIABLE, str(home.path))
     strays = [process for process, environ in found.items() if NAME_VARIABLE in environ and process not in known]
-    children = [child for process in strays if (child := local.adopt(process)) is not None]
-    for child in children:
-        await child.stop(grace_s)
-    return len(children)
+    for process in strays:
+        child = local.adopt(process)
+        if child is not None:
+            await child.stop(grace_s)

@@ -11,7 +11,7 @@ BACKLOG = 4096
 """Connections that wait while a gateway is replaced; the kernel caps it at net.core.somaxconn."""
 
 
-def bind(listen: str, setting: str, *, backlog: int = BACKLOG) -> socket.socket:
+def bind(listen: str, setting: str) -> socket.socket:
     """A listening socket at `HOST:PORT`. Raises PortTakenError or SettingError, naming `setting`."""
     host, port = split_address(listen)
     try:
@@ -23,7 +23,7 @@ def bind(listen: str, setting: str, *, backlog: int = BACKLOG) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(backlog)
+        listening.listen(BACKLOG)
         listening.setblocking(False)
     except OSError as error:
         listening.close()

@@ -1,7 +1,7 @@
 """The contract of an engine: a life cycle and a URL.
 
-`start` begins, `ready` returns once a real one-token answer came, `stop` ends it, and `url` and `dialect` are all the
-rest of the system ever uses of it. How a child process is made is handed in (`Spawn`), so that this package starts
+`start` begins, `ready` returns once a real one-token answer came, `stop` ends it. `url`, `api_key` and `dialect` say how
+it is asked, `child` which process it is. How a child process is made is handed in (`Spawn`), so that this package starts
 processes only through the fleet that owns them, and tests can watch it do so.
 """
 

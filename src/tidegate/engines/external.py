@@ -20,8 +20,7 @@ NOT_THERE = frozenset((400, 404, 405, 501))
 class ExternalEngine:
     """An `Engine` that is somebody else's. Its dialect is known once it was ready, where the settings do not say."""
 
-    def __init__(self, name: str, url: str, options: ExternalOptions) -> None:
-        self.name = name
+    def __init__(self, url: str, options: ExternalOptions) -> None:
         self.dialect = DialectName.OPENAI if options.dialect == "auto" else DialectName(options.dialect)
         self._url = url.rstrip("/").removesuffix("/v1")
         self._options = options

@@ -2,14 +2,14 @@
 
 import sys
 import time
-from typing import Final, Self
+from typing import Final
 
 from tidegate.config import LlamaCppOptions
 from tidegate.engines import readiness
 from tidegate.engines.base import Child, EngineFacts, ModelFiles
 from tidegate.engines.llamacpp_fit import Fit, Machine, fit, this_machine
 from tidegate.engines.process import START_TIMEOUT_S, EngineProcess, Place
-from tidegate.gguf import GgufHeader, read_header
+from tidegate.gguf import read_header
 from tidegate.types import DialectName
 
 SERVER: Final = "tidegate.engines.llamacpp_server"
@@ -29,21 +29,11 @@ class LlamaCppEngine:
         machine: Machine | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self.header: GgufHeader | None = None
         self.fit: Fit | None = None
-        """What it was started with; None for one that was running already."""
+        """What it was started with."""
         self._files, self._options, self._machine = files, options, machine
         self._process = EngineProcess(place, start_timeout_s)
-        self._started: float | None = None
-
-    @classmethod
-    def attach(
-        cls, files: ModelFiles, options: LlamaCppOptions, place: Place, *, child: Child, url: str, api_key: str
-    ) -> Self:
-        """One that runs already, found again after the death of the process that started it."""
-        engine = cls(files, options, place)
-        engine._process.attach(child, url, api_key)
-        return engine
+        self._started = 0.0
 
     @property
     def url(self) -> str:
@@ -59,8 +49,8 @@ class LlamaCppEngine:
 
     async def start(self) -> None:
         """Start the child. Raises ModelError when the file is damaged or does not fit in memory, EngineStartError."""
-        self.header = read_header(self._files.path)
-        self.fit = fit(self.header, self._options, self._machine or this_machine(), model=self._files.name)
+        header = read_header(self._files.path)
+        self.fit = fit(header, self._options, self._machine or this_machine(), model=self._files.name)
         self._started = time.monotonic()
         key_file = self._process.new_key()
         await self._process.start(
@@ -90,7 +80,7 @@ class LlamaCppEngine:
         return EngineFacts(
             slots=slots,
             context_tokens=context,
-            started_s=0.0 if self._started is None else time.monotonic() - self._started,
+            started_s=time.monotonic() - self._started,
             served_name=self._files.name,
             version=self._files.digest,
         )

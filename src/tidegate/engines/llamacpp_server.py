@@ -49,7 +49,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--micro-batch-tokens", type=int, default=256)
     parser.add_argument("--key-file", type=Path, required=True, help="file that holds the key requests must carry")
     parser.add_argument("--ready-file", type=Path, required=True, help="where to write the URL")
-    parser.add_argument("--verbosity", type=int, default=WARNINGS)
     return parser.parse_args(argv)
 
 
@@ -79,7 +78,7 @@ def server_params(arguments: argparse.Namespace, key: str) -> Any:
     params.n_threads_http = HTTP_THREADS
     params.sse_ping_interval = -1  # a comment in a stream is no sign of life
     params.warmup = False  # the first request, asked for readiness, does the same
-    params.verbosity = arguments.verbosity
+    params.verbosity = WARNINGS
     return params
 
 

@@ -74,10 +74,6 @@ class EngineProcess:
             self.forget_files()
             raise EngineStartError(f"{place.name}: its process could not be started: {error}") from error
 
-    def attach(self, child: Child, url: str, api_key: str) -> None:
-        """Take over a child that runs already."""
-        self.child, self.url, self.api_key = child, url, api_key
-
     async def ready(self, served_name: str) -> None:
         """Wait for its URL and for one token. Raises EngineStartError, with the log's tail if it ended."""
         if self.child is None:

@@ -10,8 +10,6 @@ def users_of(path: Path, proc: Path = PROC) -> list[int]:
     wanted = str(path.resolve()).encode()
     found = []
     for process in proc.glob("[0-9]*"):
-        if process.name == "self":
-            continue
         try:
             if wanted in (process / "cmdline").read_bytes() or wanted in (process / "maps").read_bytes():
                 found.append(int(process.name))

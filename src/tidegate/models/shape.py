@@ -13,8 +13,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "Ernie4_5ForCausalLM": "ernie4_5",
     "LlamaForCausalLM": "llama",
 }
-QUANTISATIONS = ("Q8_0", "Q4_0", "BF16", "F16", "F32")
 BITS_PER_WEIGHT: Mapping[str, float] = {"Q8_0": 8.5, "Q4_0": 4.5, "BF16": 16, "F16": 16, "F32": 32}
+QUANTISATIONS = tuple(BITS_PER_WEIGHT)
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,6 @@ class Weights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
