@@ -33,7 +33,7 @@ def test_it_is_closed_to_others_even_if_it_was_open(tmp_path):
     home.path.mkdir(parents=True, mode=0o755)
     home.create()
     home.create()
-    assert {path.name for path in home.path.iterdir()} == {"models", "engines", "logs", "run"}
+    assert {path.name for path in home.path.iterdir()} == {"models", "logs", "run"}
     assert [path.stat().st_mode & 0o777 for path in (home.path, home.run, home.logs)] == [0o700] * 3
 
 

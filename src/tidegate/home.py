@@ -1,6 +1,6 @@
 """The data folder: one place for all state, closed to other users.
 
-models/ engines/ profiles/ state.db index/ files/ traces/ logs/tidegate.log run/
+models/ chat/ logs/ run/ state.db lan.key
 """
 
 import os
@@ -22,10 +22,6 @@ class Home:
         return self.path / "models"
 
     @property
-    def engines(self) -> Path:
-        return self.path / "engines"
-
-    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -41,7 +37,7 @@ class Home:
     def create(self) -> None:
         """Make the folder and its parts, mode 0700. Raises OperatorError where that cannot be."""
         try:
-            for folder in (self.path, self.models, self.engines, self.logs, self.run):
+            for folder in (self.path, self.models, self.logs, self.run):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.path.stat().st_mode & 0o077:
                 self.path.chmod(0o700)

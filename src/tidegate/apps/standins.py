@@ -2,7 +2,7 @@
 
 Chainlit imports LiteralAI's client, a hosted service that is not used here, and with it Traceloop and some fifty
 instrumentation packages; and `mcp`, for a feature that is switched off. With the stand-ins the import takes 0.75 s
-instead of 2.3 s (2 cores, warm), and 76 distributions need not be installed; see docs/decisions/0060.
+instead of 2.3 s (2 cores, warm), and half of all distributions need not be installed; see docs/decisions/0060.
 """
 
 import sys

@@ -23,7 +23,7 @@ from tidegate.config import Settings, find_file, is_loopback, load, split_addres
 from tidegate.control.control import Control
 from tidegate.control.keeper import World
 from tidegate.control.state import Lock
-from tidegate.errors import OperatorError, SettingError
+from tidegate.errors import SettingError
 from tidegate.fleet.machine import Gpu, gpus
 from tidegate.home import Home, find_home
 
@@ -70,13 +70,7 @@ def up(  # noqa: PLR0917 - typer reads flags, which have no position
     settings = read_settings()
     if settings.store.home is not None:
         home = find_home(settings.store.home)
-    try:
-        home.create()
-    except OSError as error:
-        raise OperatorError(
-            f"the data folder {home.path} cannot be used: {error.strerror}",
-            hint="set TIDEGATE_HOME to a folder that this user can write to",
-        ) from None
+    home.create()
     lock = Lock.acquire(home)
     try:
         logs.configure(settings.log, file=home.logs / "tidegate.log", terminal=True)

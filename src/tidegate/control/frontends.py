@@ -64,7 +64,7 @@ class Frontends:
         return tuple(keeper for keeper in (self._gateway, self.chat) if keeper is not None)
 
     async def open(self) -> None:
-        """Adopt or end what lives, and bind the ports. Nothing new runs yet. Raises PortTakenError."""
+        """Adopt or end what lives, and bind the ports. Nothing new runs yet. Raises PortTakenError, SettingError."""
         adopted = await self._take_over_gateway()
         if self._listening is None:
             self._listening = ports.bind(self._settings.gateway.listen, "gateway.listen")

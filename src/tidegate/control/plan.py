@@ -14,7 +14,7 @@ import msgspec
 from tidegate import __version__
 from tidegate.config import ModelSettings, PoolSettings, Section, Settings
 from tidegate.engines.base import ModelFiles
-from tidegate.types import ModelView, Sampling
+from tidegate.types import ModelView
 
 DEFAULT_POOL = "default"
 
@@ -103,7 +103,7 @@ def _model_view(
     return ModelView(
         name=name,
         aliases=tuple(aliases),
-        defaults=model.defaults.sampling() if model.defaults else Sampling(),
+        defaults=model.defaults.sampling(),
         context_tokens=files.context_tokens if files is not None else None,
     )
 

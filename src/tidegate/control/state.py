@@ -128,7 +128,7 @@ def write_admin(home: Home, url: str) -> AdminAddress:
 
 
 def read_admin(home: Home) -> AdminAddress | None:
-    """Where the control of this data folder answers; None if none runs, or none ended in order."""
+    """Where the control of this data folder answers; None if none was started, or the last one ended in order."""
     try:
         return msgspec.json.decode((home.run / "admin.json").read_bytes(), type=AdminAddress)
     except (FileNotFoundError, msgspec.DecodeError):

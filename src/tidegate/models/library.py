@@ -91,7 +91,7 @@ class Stored:
 
 
 def stored(models: Path) -> list[Stored]:
-    """Every model that was finished, by name and variant, and GGUF files put there by hand."""
+    """Every model that was finished, by name and variant."""
     found = []
     for path in sorted(models.glob(f"[!.]*/*/{MANIFEST}")):
         try:
