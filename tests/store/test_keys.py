@@ -2,7 +2,9 @@
 
 import hashlib
 import re
+import sqlite3
 
+import msgspec
 import pytest
 
 from tidegate.errors import OperatorError
@@ -102,3 +104,69 @@ def test_names_may_be_chinese(keys):
 def test_a_key_cannot_be_made_expired(keys):
     with pytest.raises(OperatorError, match="would expire in the past"):
         keys.create("late", expires_at_s=1_000.0)
+
+
+LIMITS = {
+    "models": ("ernie-4.5-0.3b",),
+    "classes": ("standard", "batch"),
+    "requests_per_minute": 60,
+    "tokens_per_minute": 10_000,
+    "tokens_per_day": 1_000_000,
+    "concurrent_streams": 4,
+}
+
+
+def test_what_a_key_allows_is_kept(keys):
+    _, view = keys.create("anna", **LIMITS)
+    assert keys.views() == (view,)
+    assert {name: getattr(view, name) for name in LIMITS} == LIMITS
+
+
+def test_a_rotated_key_has_a_new_secret_and_all_else_as_before(keys):
+    old, before = keys.create("anna", tenant="sales", expires_at_s=5_000.0, **LIMITS)
+    new, after = keys.rotate("anna")
+    assert new != old
+    assert msgspec.structs.replace(after, digest=before.digest) == before
+    assert keys.views() == (after,)
+    assert after.digest == digest_of(new)
+
+
+def test_rotating_an_unknown_name_changes_nothing(keys):
+    keys.create("anna")
+    before = keys.views()
+    with pytest.raises(OperatorError, match="no key named 'ana'"):
+        keys.rotate("ana")
+    assert keys.views() == before
+
+
+def test_keys_of_the_past_are_listed_with_how_they_ended(keys, clock):
+    keys.create("gone")
+    keys.create("short", expires_at_s=1_010.0)
+    keys.create("anna")
+    clock[0] = 1_005.0
+    keys.revoke("gone")
+    stored = keys.stored()
+    assert [(one.view.name, one.created_at_s, one.revoked_at_s) for one in stored] == [
+        ("gone", 1_000.0, 1_005.0),
+        ("short", 1_000.0, None),
+        ("anna", 1_000.0, None),
+    ]
+    assert [one.state(1_010.0) for one in stored] == ["revoked", "expired", "live"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10**15 + 1])
+def test_a_quota_is_a_positive_number(keys, limit):
+    with pytest.raises(OperatorError, match="tokens_per_day cannot be"):
+        keys.create("anna", tokens_per_day=limit)
+
+
+def test_a_program_of_the_first_schema_goes_on_with_this_one(keys, tmp_path):
+    """Columns that it does not know are left open by it, and are no obstacle when it reads."""
+    keys.create("anna", **LIMITS)
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        connection.execute(
+            "INSERT INTO keys_key (digest, name, tenant, service, created_at_s) VALUES ('d', 'old', 't', 0, 1.0)"
+        )
+    connection.close()
+    assert [view.name for view in keys.views()] == ["anna", "old"]
+    assert keys.by_name("old") == KeyView("d", "old", "t")

@@ -22,8 +22,15 @@ keys_key = sa.Table(
     sa.Column("created_at_s", sa.Double, nullable=False),
     sa.Column("expires_at_s", sa.Double),
     sa.Column("revoked_at_s", sa.Double),
+    sa.Column("models", sa.Text),
+    sa.Column("classes", sa.Text),
+    sa.Column("requests_per_minute", sa.BigInteger),
+    sa.Column("tokens_per_minute", sa.BigInteger),
+    sa.Column("tokens_per_day", sa.BigInteger),
+    sa.Column("concurrent_streams", sa.BigInteger),
 )
-"""Keys ever made. A name is taken for as long as its key is not revoked."""
+"""Keys ever made. A name is taken for as long as its key is not revoked. `models` and `classes` are JSON lists; NULL
+allows everything, as a NULL quota does."""
 
 LIVE_NAME = sa.Index(
     "uq_keys_key_live_name",
