@@ -5,6 +5,7 @@ Limits on times are swept once a second, so that no request pays for a timer of 
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from tidegate.http.request import Glance
 SWEEP_S: Final = 1.0
 IDLE_DRAIN_S: Final = 1.0
 """How long a kept-alive connection may still bring a request once the server drains."""
+ACCEPTED_S: Final = 0.05
+"""A connection that was accepted as the server stopped is known a turn of the loop later; TLS has its handshake before."""
 
 Handler = Callable[[Exchange], None]
 Refusal = Callable[[int, str], tuple[HeaderList, bytes]]
@@ -43,9 +46,12 @@ class HttpServer:
         self.date_line = b""
         self.clock = 0.0
         """Monotonic seconds at the next sweep: what deadlines count from, so that no request asks for the time."""
+        self.idle_drain_s = IDLE_DRAIN_S
+        """While others serve the port: how long idle connections stay, each to hear `Connection: close` on its next answer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._settle_s = ACCEPTED_S
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -54,6 +60,7 @@ class HttpServer:
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept on a socket that is bound and may already be listening. It stays the caller's to close."""
         self._loop = asyncio.get_running_loop()
+        self._settle_s = ACCEPTED_S if tls is None else IDLE_DRAIN_S
         self._sweep(self._loop)
         self._server = await self._loop.create_server(
             lambda: ServerConnection(self), sock=listening.dup(), backlog=4096, ssl=tls
@@ -80,17 +87,17 @@ class HttpServer:
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, let answers finish (each with `Connection: close`), close what is idle; true if all did.
 
-        A kept-alive connection may already have a request on its way: it is answered if it comes within a second.
+        A kept-alive connection may already have a request on its way: it is answered if it comes within
+        `idle_drain_s`, which may change meanwhile.
         """
         self.draining = True
         self.stop_accepting()
         started = self.now()
-        while self.connections:
-            waited = self.now() - started
-            if waited >= timeout_s:
+        while (waited := self.now() - started) < timeout_s:
+            if not self.connections and waited >= self._settle_s:
                 break
-            if waited >= min(IDLE_DRAIN_S, timeout_s):
-                for connection in [c for c in self.connections if c.idle]:
+            if waited >= self.idle_drain_s:
+                for connection in [c for c in self.connections if c.idle and not _has_unread(c)]:
                     connection.transport.close()
             await asyncio.sleep(0.02)
         whole = not self.busy
@@ -107,3 +114,13 @@ class HttpServer:
         if self._server is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._server.wait_closed(), 1)
+
+
+def _has_unread(connection: ServerConnection) -> bool:
+    """Whether bytes have come that nobody has read yet: a close would reset the connection, and lose a request."""
+    sock = connection.transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    asked = select.poll()
+    asked.register(sock.fileno(), select.POLLIN)
+    return bool(asked.poll(0))
