@@ -4,6 +4,7 @@ Units are in the names (`_s`, `_bytes`, `_tokens`). Times that cross processes a
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -34,6 +35,10 @@ class Outcome(StrEnum):
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+BUILT_IN_CLASSES: Final = ("interactive", "standard", "batch", "long")
+"""How urgent a request can be, where nobody has set up classes of their own."""
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -134,6 +139,12 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     allowed_hosts: tuple[str, ...] = ()
     """Host names, besides loopback and the listen address, that an anonymous listener answers to."""
     drain_timeout_s: float = 30.0
+    first_byte_timeout_s: float = 0.0
+    stall_timeout_s: float = 60.0
+    total_timeout_s: float = 0.0
+    keepalive_after_s: float = 0.0
+    keep_stream_bytes: int = 1024 * 1024
+    keep_total_bytes: int = 64 * 1024 * 1024
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True):

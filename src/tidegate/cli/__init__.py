@@ -20,6 +20,7 @@ COMMANDS = {
     "reload": "show what changed in the settings, and apply it",
     "init": "write a short settings file from what is found here",
     "check-config": "explain the settings, or what is wrong with them",
+    "keys": "create, list, revoke and rotate clients' keys",
     "models": "list, pull, verify and remove models",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",
