@@ -5,20 +5,16 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tidegate.config import find_file, load
+from tidegate.cli.data_folder import data_folder
 from tidegate.control.state import AdminAddress, read_admin
 from tidegate.errors import OperatorError
-from tidegate.home import find_home
 
 TIMEOUT_S = 10.0
 
 
 def running() -> AdminAddress | None:
     """The control process of this data folder; None if none runs."""
-    home = find_home()
-    if (file := find_file(None, home.path)) is not None and (setting := load(file).store.home) is not None:
-        home = find_home(setting)
-    address = read_admin(home)
+    address = read_admin(data_folder())
     if address is None:
         return None
     try:

@@ -46,9 +46,6 @@ def describe(explained: Explained) -> dict[str, Any]:
     """Everything there is to tell, for programs and for `render`."""
     settings = with_defaults(explained.settings)
     home = find_home(explained.settings.store.home)
-    listeners = {"gateway": settings.gateway.listen, "admin": settings.admin.listen}
-    if settings.chat.enabled:
-        listeners["chat"] = settings.chat.listen
     return {
         "file": str(explained.file) if explained.file else None,
         "home": str(home.path),
@@ -61,7 +58,7 @@ def describe(explained: Explained) -> dict[str, Any]:
             }
             for name, origin in sorted(explained.origins.items())
         ],
-        "listen": listeners,
+        "listen": settings.listeners(),
         "models": [
             {"name": model.name, "aliases": list(model.aliases), "source": model.source} for model in settings.model
         ],

@@ -57,18 +57,15 @@ def findings() -> Iterator[Finding]:
         yield from gpu.check(gpu.gather())
         state = folder.gather(home)
         yield from folder.check(state)
-        yield from listeners.check(listeners.gather(_listeners(settings)), state.ours)
+        yield from listeners.check(
+            listeners.gather({f"{name}.listen": at for name, at in settings.listeners().items()}), state.ours
+        )
         known = models.gather(home.models)
         yield from models.check(known, facts.available_bytes, running=bool(state.alive))
         has_model = any(not model.fault for model in known)
         yield from disk.check(disk.gather(home.models), has_model=has_model)
         if answers is not None:
             yield from hub.check(answers.result(), has_model=has_model)
-
-
-def _listeners(settings: Settings) -> dict[str, str]:
-    wanted = {"gateway.listen": settings.gateway.listen, "admin.listen": settings.admin.listen}
-    return {**wanted, "chat.listen": settings.chat.listen} if settings.chat.enabled else wanted
 
 
 def _lines(finding: Finding) -> Iterable[str]:

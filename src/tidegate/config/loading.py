@@ -207,14 +207,12 @@ def _check_options(position: int, pool: PoolSettings, origins: Mapping[str, str]
 
 def check(settings: Settings) -> None:
     """What no single setting can know: names that must exist, ports that must differ. Raises SettingError."""
-    listeners = {"gateway.listen": settings.gateway.listen, "admin.listen": settings.admin.listen}
-    if settings.chat.enabled:
-        listeners["chat.listen"] = settings.chat.listen
     seen: dict[str, str] = {}
-    for name, address in listeners.items():
+    for name, address in settings.listeners().items():
         for other, taken in seen.items():
             if addresses.clash(address, taken):
-                raise SettingError(name, f"{address} is taken by {other}", hint="give each of them a port of its own")
+                what = f"{address} is taken by {other}.listen"
+                raise SettingError(f"{name}.listen", what, hint="give each of them a port of its own")
         seen[name] = address
     if (settings.gateway.tls_cert_file is None) != (settings.gateway.tls_key_file is None):
         given, missing = ("cert", "key") if settings.gateway.tls_cert_file else ("key", "cert")

@@ -262,3 +262,8 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     model: tuple[ModelSettings, ...] = ()
     pool: tuple[PoolSettings, ...] = ()
+
+    def listeners(self) -> dict[str, str]:
+        """Every address that is listened on, by the section whose `listen` names it."""
+        listeners = {"gateway": self.gateway.listen, "admin": self.admin.listen}
+        return {**listeners, "chat": self.chat.listen} if self.chat.enabled else listeners

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from tidegate.control.restarts import GiveUp, RestartPolicy, next_step, remember
+from tidegate.control.restarts import GiveUp, RestartPolicy, in_a_row, next_step
 from tidegate.engines.base import Child
 from tidegate.errors import EngineStartError, OperatorError
 from tidegate.types import ReplicaState
@@ -111,7 +111,7 @@ class Keeper:
         self._set(state=ReplicaState.STOPPED, pid=None, ready_since=None)
 
     async def _keep(self) -> None:
-        deaths: tuple[float, ...] = ()
+        deaths = 0
         life = self.life
         while True:
             self.life = life = life or self._make()
@@ -132,7 +132,7 @@ class Keeper:
             await life.stop(0.0)
             if self._stopping:
                 return
-            deaths = remember(deaths, self.view.ready_since, self._world.clock(), self._policy)
+            deaths = in_a_row(deaths, self.view.ready_since, self._world.clock(), self._policy)
             step = next_step(deaths, self._policy, self._world.rng.random(), ever_ready=self._ever_ready)
             if isinstance(step, GiveUp):
                 self._fail(f"{cause}; it ended {step.deaths} times in a row and is left alone", tail, None)

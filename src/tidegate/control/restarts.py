@@ -3,7 +3,6 @@
 Pure: the time and the random number are handed in.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,21 +37,16 @@ class GiveUp:
     deaths: int
 
 
-def next_step(deaths: Sequence[float], policy: RestartPolicy, chance: float, *, ever_ready: bool) -> Restart | GiveUp:
-    """What follows the last of `deaths` (the times of those that count, see `remember`).
-
-    `chance` is a random number in [0, 1).
-    """
+def next_step(deaths: int, policy: RestartPolicy, chance: float, *, ever_ready: bool) -> Restart | GiveUp:
+    """What follows so many deaths in a row (see `in_a_row`). `chance` is a random number in [0, 1)."""
     limit = policy.give_up if ever_ready else policy.give_up_unready
-    if limit is not None and len(deaths) >= limit:
-        return GiveUp(len(deaths))
-    delay = min(policy.first_s * policy.factor ** max(len(deaths) - 1, 0), policy.longest_s)
+    if limit is not None and deaths >= limit:
+        return GiveUp(deaths)
+    delay = min(policy.first_s * policy.factor ** max(deaths - 1, 0), policy.longest_s)
     return Restart(delay * (1 + policy.jitter * (2 * chance - 1)))
 
 
-def remember(
-    deaths: Sequence[float], ready_since: float | None, now: float, policy: RestartPolicy
-) -> tuple[float, ...]:
-    """The deaths that count after one at `now` of a process that was well since `ready_since` (None: never was)."""
+def in_a_row(earlier: int, ready_since: float | None, now: float, policy: RestartPolicy) -> int:
+    """Deaths in a row after one at `now` of a process that was well since `ready_since` (None: never was)."""
     well_s = 0.0 if ready_since is None else now - ready_since
-    return (*(() if well_s >= policy.forget_s else deaths), now)
+    return 1 if well_s >= policy.forget_s else earlier + 1
