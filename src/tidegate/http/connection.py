@@ -163,6 +163,7 @@ class ServerConnection(asyncio.Protocol):
                 again = self._without_upgrade(data[upgrade.args[0] :])
                 self.parser.feed_data(again)
         except httptools.HttpParserUpgrade:
+            self.pending.pop()  # without its body: not what was sent
             self.refuse(400, "requests that ask to upgrade cannot be pipelined")
             return
         except httptools.HttpParserCallbackError:
@@ -187,7 +188,8 @@ class ServerConnection(asyncio.Protocol):
         """
         asked = self.pending.pop()
         self.parser = httptools.HttpRequestParser(self)
-        closes = b"close" in asked.headers.pop(b"connection").lower()
+        options = asked.headers.pop(b"connection").lower()
+        closes = b"close" in options or (asked.http10 and b"keep-alive" not in options)
         lines = [b"%b %b HTTP/1.%d" % (asked.method, asked.target, not asked.http10)]
         lines += [b"%b: %b" % pair for pair in asked.headers.items() if pair[0] not in {b"upgrade", b"expect"}]
         lines.append(b"connection: close" if closes else b"connection: keep-alive")
@@ -204,7 +206,8 @@ class ServerConnection(asyncio.Protocol):
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name, value))  # after the head they are trailers, and decide nothing
+        # after the head they are trailers, and decide nothing; llhttp leaves the space that ends a value in it
+        self.fields.append((name, value.rstrip(b" \t")))
 
     def _join_repeated(self) -> None:
         """Headers that came twice become one (RFC 9110, 5.3), but for those that can only be said once."""
@@ -242,6 +245,8 @@ class ServerConnection(asyncio.Protocol):
             self._stop_parsing(400, "the header host is missing")
         if self.target[:1] != b"/" and (self.target != b"*" or self.parser.get_method() != b"OPTIONS"):
             self._stop_parsing(400, "the request target has to be a path")
+        if self.parser.get_method() == b"CONNECT":
+            self._stop_parsing(501, "no tunnels are made here")
         large = self.head_bytes > limits.max_head_bytes or self.pending  # after a whole request it was not counted
         if large and self._head_size() > limits.max_head_bytes:
             self._stop_parsing(431, f"the request's head is longer than {limits.max_head_bytes} bytes")
@@ -278,6 +283,8 @@ class ServerConnection(asyncio.Protocol):
         )
         request.http10 = self.version == "1.0"
         request.keep_alive = parser.should_keep_alive()
+        if request.http10 and b"close" in self.headers.get(b"connection", b"").lower():
+            request.keep_alive = False  # whatever else it says (RFC 9112, 9.3); llhttp minds the rest only
         self.pending.append(request)
         self._begin_message()
 
@@ -303,7 +310,7 @@ class ServerConnection(asyncio.Protocol):
 
     def persistence(self, request: Request) -> bytes:
         """The connection header of an answer: what will be true after it."""
-        if self.server.draining or self.closing:
+        if self.server.draining or (self.closing and not self.pending):
             request.keep_alive = False
         if not request.keep_alive:
             return b"connection: close\r\n"
@@ -314,7 +321,7 @@ class ServerConnection(asyncio.Protocol):
         self.exchange = None
         if self.lost:
             return
-        if not exchange.request.keep_alive or self.closing:
+        if not exchange.request.keep_alive or (self.closing and not self.pending):
             self._hang_up(self.server.limits.write_timeout_s)
             return
         self.deadline = self.server.clock + self.server.limits.idle_timeout_s
@@ -324,7 +331,7 @@ class ServerConnection(asyncio.Protocol):
     def refuse(self, status: int, reason: str) -> None:
         """Answer what cannot be handled, and close: nothing after it can be trusted to be a request.
 
-        A whole request before it is answered first; then the connection closes without this answer.
+        Whole requests before it are answered first; then the connection closes without this answer.
         """
         if self.closing or self.lost:
             return
