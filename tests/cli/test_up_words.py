@@ -6,11 +6,11 @@ import pytest
 
 from tidegate.cli import announce, parts, reload, status, up
 from tidegate.config import Settings, load
+from tidegate.control.doctor.gpu import Gpu
 from tidegate.control.reload import Change, Effect
 from tidegate.control.snapshot import Keys
 from tidegate.control.status import ModelStatus, Status
 from tidegate.errors import SettingError
-from tidegate.fleet.machine import Gpu
 from tidegate.home import Home
 
 NONE = {
@@ -149,7 +149,7 @@ def test_colleagues_are_told_address_key_and_how_to_sign_in(monkeypatch):
 
 
 def test_a_gpu_is_told_with_the_command_that_makes_use_of_it():
-    gpu = Gpu("NVIDIA A10", 24 * 1024**3, "550.54")
+    gpu = Gpu("NVIDIA A10", 24 * 1024**3, 20 * 1024**3, "550.54", "8.6")
     assert announce.gpu_sentence([], ["llamacpp"], "en") == ""
     assert announce.gpu_sentence([gpu], ["external"], "en") == ""
     for language in ("en", "zh"):

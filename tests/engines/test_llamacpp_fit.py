@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from tidegate.config import LlamaCppOptions
-from tidegate.engines.llamacpp_fit import Machine, fit, this_machine
+from tidegate.engines.llamacpp_fit import Machine, fit
 from tidegate.errors import ModelError
 from tidegate.gguf import MIB
 
@@ -67,15 +67,3 @@ def test_a_context_beyond_the_model_s_is_refused():
 
 def test_a_micro_batch_is_never_larger_than_a_batch():
     assert fitted(8000, batch_tokens=64).micro_batch_tokens == 64
-
-
-def test_the_limit_of_a_container_counts(tmp_path):
-    (tmp_path / "memory.max").write_text(f"{400 * MIB}\n")
-    (tmp_path / "memory.current").write_text(f"{350 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {40 * MIB}\nactive_file {10 * MIB}\n")
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert this_machine(tmp_path).available_bytes == 100 * MIB
-    assert this_machine(tmp_path).cores == 1
-    (tmp_path / "memory.max").write_text("max\n")
-    assert this_machine(tmp_path).available_bytes > 100 * MIB
-    assert this_machine(tmp_path / "none").cores >= 1

@@ -7,8 +7,8 @@ from typing import Literal
 
 from tidegate.config import Settings, is_loopback, split_address
 from tidegate.control import ports
+from tidegate.control.doctor.gpu import Gpu
 from tidegate.control.status import Status
-from tidegate.fleet.machine import Gpu
 
 Language = Literal["en", "zh"]
 
@@ -73,15 +73,15 @@ def gpu_sentence(gpus: Sequence[Gpu], engines: Sequence[str], language: Language
     if not gpus or any(engine == "external" for engine in engines):
         return ""
     gpu = gpus[0]
-    memory = f"{gpu.memory_bytes / 1024**3:.0f} GiB"
+    memory = f"{gpu.memory_bytes / 1024**3:.0f} GiB, " if gpu.memory_bytes else ""
     if language == "zh":
         return (
-            f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}，驱动 {gpu.driver}）。目前由 CPU 回答；"
+            f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}驱动 {gpu.driver}）。目前由 CPU 回答；"
             "要使用 GPU，请安装 vLLM：tidegate engines install vllm"
         )
     count = "a GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     return (
-        f"Found {count}: {gpu.name} ({memory}, driver {gpu.driver}). The CPU answers for now; "
+        f"Found {count}: {gpu.name} ({memory}driver {gpu.driver}). The CPU answers for now; "
         "vLLM would use it: tidegate engines install vllm"
     )
 

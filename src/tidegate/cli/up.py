@@ -21,10 +21,10 @@ from tidegate.cli.announce import announce, gpu_sentence
 from tidegate.cli.parts import Store, in_thread, make_parts
 from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
 from tidegate.control.control import Control
+from tidegate.control.doctor import gpu
 from tidegate.control.keeper import World
 from tidegate.control.state import Lock
 from tidegate.errors import SettingError
-from tidegate.fleet.machine import Gpu, gpus
 from tidegate.home import Home, find_home
 
 KILLED_EXIT = 130
@@ -171,13 +171,13 @@ async def _serve(
 async def _start(control: Control, settings: Settings, secret: str | None) -> None:
     """From bound ports to everything running, told."""
     language = terminal_language()
-    looking = asyncio.get_running_loop().create_task(in_thread(gpus))
+    looking = asyncio.get_running_loop().create_task(in_thread(gpu.gather))
     await control.start()
     await control.ready()
     status = control.status()
     found = await _within(GPU_WAIT_S, looking)
     if sentence := gpu_sentence(found, [pool.engine for pool in settings.pool], language):
-        logs.get().info("gpu found", gpus=[gpu.name for gpu in found])
+        logs.get().info("gpu found", gpus=[one.name for one in found])
         print(sentence, flush=True)
     mib = 1024 * 1024
     logs.get().info(
@@ -192,9 +192,9 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
     sys.stdout.flush()
 
 
-async def _within(seconds: float, looking: asyncio.Task[tuple[Gpu, ...]]) -> Sequence[Gpu]:
+async def _within(seconds: float, looking: asyncio.Task[gpu.GpuFacts]) -> Sequence[gpu.Gpu]:
     try:
-        return await asyncio.wait_for(looking, seconds)
+        return (await asyncio.wait_for(looking, seconds)).gpus
     except TimeoutError:
         return ()
 

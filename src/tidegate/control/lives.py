@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import structlog
 
+from tidegate import machine
 from tidegate.config import split_address
 from tidegate.control.gateways import Gateways
 from tidegate.control.launch import Launcher
@@ -16,7 +17,6 @@ from tidegate.control.plan import ReplicaSpec
 from tidegate.control.state import ProcessKind, ProcessRecord
 from tidegate.engines.base import Child, Engine, EngineFacts, Spawn
 from tidegate.errors import EngineStartError
-from tidegate.fleet import machine
 from tidegate.fleet.local import LocalChild, memory_bytes
 from tidegate.types import DialectName
 

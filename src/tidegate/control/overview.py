@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from tidegate import __version__
+from tidegate import __version__, machine
 from tidegate.control.keeper import Keeper, KeeperView
 from tidegate.control.plan import ReplicaSpec
 from tidegate.control.snapshot import ReplicaStatus
 from tidegate.control.status import GatewayStatus, ModelStatus, ProcessStatus, ReplicaStatusView, Status
-from tidegate.fleet import machine
 from tidegate.fleet.local import memory_bytes
 from tidegate.types import DataReport, ReplicaState
 

@@ -3,15 +3,11 @@
 Pure but for `this_machine`. The numbers behind the defaults are in docs/decisions/0020-llamacpp-defaults.md.
 """
 
-import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-import psutil
-
+from tidegate import machine
 from tidegate.config import LlamaCppOptions
 from tidegate.errors import ModelError
 from tidegate.gguf import GgufHeader, MemoryNeed, memory_needed
@@ -22,8 +18,6 @@ CONTEXT_TOKENS: Final = 4096
 SMALL_CONTEXT_TOKENS: Final = 1024
 """Slots are given up before contexts become smaller than this."""
 SMALLEST_CONTEXT_TOKENS: Final = 512
-
-CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Fit:
     need: MemoryNeed
 
 
-def fit(header: GgufHeader, options: LlamaCppOptions, machine: Machine, *, model: str) -> Fit:
+def fit(header: GgufHeader, options: LlamaCppOptions, room: Machine, *, model: str) -> Fit:
     """The largest set-up, up to the defaults, that `options` allow and memory holds.
 
     What `options` name is taken as it is. Raises ModelError with the arithmetic and the nearest that fits.
@@ -60,21 +54,21 @@ def fit(header: GgufHeader, options: LlamaCppOptions, machine: Machine, *, model
             f"{options.context_tokens:,}",
             hint=f"set context_tokens to {trained} or less",
         )
-    room = int(machine.available_bytes * options.memory_fraction)
+    most_bytes = int(room.available_bytes * options.memory_fraction)
     need = None
-    for slots, context in _set_ups(options, machine.cores, trained):
+    for slots, context in _set_ups(options, room.cores, trained):
         need = memory_needed(header, context_tokens=context, slots=slots, micro_batch_tokens=_micro_batch(options))
-        if need.total_bytes <= room:
+        if need.total_bytes <= most_bytes:
             return Fit(
                 slots=slots,
                 context_tokens=context,
-                threads=options.threads or machine.cores,
+                threads=options.threads or room.cores,
                 batch_tokens=options.batch_tokens,
                 micro_batch_tokens=_micro_batch(options),
                 need=need,
             )
     assert need is not None  # noqa: S101 - there is always a set-up
-    raise need.refusal(model, room)
+    raise need.refusal(model, most_bytes)
 
 
 def _micro_batch(options: LlamaCppOptions) -> int:
@@ -98,32 +92,6 @@ def _set_ups(options: LlamaCppOptions, cores: int, trained: int | None) -> Itera
         yield slots, SMALLEST_CONTEXT_TOKENS
 
 
-def this_machine(cgroup: Path = CGROUP) -> Machine:
-    """What there is now, within the limits of its container."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    available = psutil.virtual_memory().available
-    limit = _cgroup_available(cgroup)
-    return Machine(
-        cores=min(cores, _cgroup_cores(cgroup) or cores),
-        available_bytes=available if limit is None else min(available, limit),
-    )
-
-
-def _cgroup_cores(cgroup: Path) -> int | None:
-    """Cores that the container's quota (cgroup v2) is worth, at least one; None for no quota."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return max(int(quota) // int(period), 1)  # "max": ValueError
-    return None
-
-
-def _cgroup_available(cgroup: Path) -> int | None:
-    """Memory that the container's limit (cgroup v2) leaves, its own file cache counted as free; None for no limit."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        limit = int((cgroup / "memory.max").read_text())  # "max": ValueError
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(limit - used + int(stat["inactive_file"]) + int(stat["active_file"]), 0)
-    return None
+def this_machine() -> Machine:
+    """What there is now."""
+    return Machine(cores=machine.cores(), available_bytes=machine.memory().available_bytes)

@@ -1,6 +1,5 @@
 """Python, processor, memory, clock, and the limit of open files."""
 
-import os
 import platform
 import resource
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tidegate import machine
 from tidegate.control.doctor.findings import Finding, note, ok, problem, size
 
 LEAST_PYTHON = (3, 11)
@@ -42,34 +42,20 @@ class MachineFacts:
 
 
 def gather() -> MachineFacts:
-    total, available = memory()
+    memory = machine.memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MachineFacts(
         python=sys.version_info[:3],
         system=platform.system(),
         architecture=platform.machine(),
         cpu_flags=_cpu_flags(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=total,
-        available_bytes=available,
+        cores=machine.cores(),
+        memory_bytes=memory.total_bytes,
+        available_bytes=memory.available_bytes,
         open_files=_limit(soft),
         open_files_hard=_limit(hard),
         now_s=time.time(),
     )
-
-
-def memory() -> tuple[int, int]:
-    """Bytes in all and available: those of the machine, or what is left of its container's limit (cgroup v2)."""
-    import psutil
-
-    seen = psutil.virtual_memory()
-    total, available = int(seen.total), int(seen.available)
-    folder = Path("/sys/fs/cgroup")
-    limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-    if limit is not None and used is not None and limit < total:
-        cached = _statistic(folder / "memory.stat", "inactive_file")
-        total, available = limit, min(available, limit - used + cached)
-    return total, max(0, available)
 
 
 def check(facts: MachineFacts, connections: int) -> Iterable[Finding]:
@@ -146,19 +132,3 @@ def _cpu_flags() -> frozenset[str]:
 
 def _limit(value: int) -> int:
     return sys.maxsize if value == resource.RLIM_INFINITY else value
-
-
-def _number(file: Path) -> int | None:
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _statistic(file: Path, name: str) -> int:
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
