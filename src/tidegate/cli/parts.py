@@ -123,7 +123,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         if error is not None:
             result.set_exception(error)
         else:
-            result.set_result(value)  # type: ignore[arg-type]
+            result.set_result(value)  # type: ignore[arg-type]  # without an error there is one
 
     def run() -> None:
         value, failure = None, None

@@ -170,7 +170,7 @@ class Keeper:
         self._set(state=ReplicaState.FAILED, pid=None, ready_since=None, cause=cause, log_tail=tail, error=error)
 
     def _set(self, **values: object) -> None:
-        view = replace(self.view, **values)  # type: ignore[arg-type]
+        view = replace(self.view, **values)  # type: ignore[arg-type]  # fields of the view, by name
         if view != self.view:
             self.view = view
             self._changed()
