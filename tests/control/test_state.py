@@ -2,11 +2,12 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from tidegate.control import state
 from tidegate.control.state import Lock, ProcessKind, ProcessRecord, Records
-from tidegate.errors import HomeLockedError
+from tidegate.errors import HomeLockedError, OperatorError
 from tidegate.types import ProcessId
 
 RECORD = ProcessRecord(name="gateway", kind=ProcessKind.GATEWAY, id=ProcessId(pid=5, started=6), digest="d")
@@ -57,3 +58,25 @@ def test_the_service_key_stays_until_the_run_ends(home):
     assert (home.run / "service.key").stat().st_mode & 0o777 == 0o600
     state.clear(home)
     assert state.service_key(home) != key
+
+
+def test_a_disk_that_cannot_be_written_costs_the_file_of_records_and_nothing_else(home, caplog):
+    records = Records.load(home)
+    home.run.rmdir()
+    records.put(RECORD)
+    records.put(msgspec.structs.replace(RECORD, name="chat"))
+    records.forget("chat")
+    assert records.get("gateway") == RECORD
+    assert [record.message for record in caplog.records] == ["data folder cannot be written"]
+    home.run.mkdir()
+    records.put(RECORD)
+    assert Records.load(home).get("gateway") == RECORD
+
+
+def test_what_a_start_cannot_write_is_one_message_with_the_file(home):
+    home.run.rmdir()
+    for write in (lambda: state.write_admin(home, "http://127.0.0.1:1"), lambda: state.service_key(home)):
+        with pytest.raises(OperatorError, match=r"/run/\S+ cannot be written: No such file"):
+            write()
+    with pytest.raises(OperatorError, match=r"sign-in.json cannot be written"):
+        state.write_sign_in(home, ())

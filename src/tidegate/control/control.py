@@ -28,8 +28,8 @@ from tidegate.control.replicas import Replicas, unwanted
 from tidegate.control.snapshot import Keys, build, keys_required
 from tidegate.control.status import Status
 from tidegate.engines.base import Engine, ModelFiles, Spawn
-from tidegate.errors import OperatorError, StoreError
-from tidegate.home import Home, write_private
+from tidegate.errors import OperatorError
+from tidegate.home import Home
 from tidegate.store.keys import digest_of
 from tidegate.types import KeyView, ReplicaState
 
@@ -85,6 +85,7 @@ class Control:
         )
         self.admin: state.AdminAddress | None = None
         self.keys = Keys()
+        self._sign_in: tuple[str, ...] | None = None
         self._service: tuple[KeyView, ...] = ()
         self._admin_server: AdminServer | None = None
         self._publishing = False
@@ -271,12 +272,14 @@ class Control:
     def _read_keys(self, keys: Keys) -> None:
         if keys != self.keys:
             self.keys = keys
-            self._write_sign_in()
             self._on_change()
+        self._write_sign_in()
 
     def _write_sign_in(self) -> None:
-        digests = [key.digest for key in self.keys.views if not key.service]
-        write_private(self._home.run / state.SIGN_IN_FILE, msgspec.json.encode(digests))
+        digests = tuple(key.digest for key in self.keys.views if not key.service)
+        if digests != self._sign_in:
+            state.write_sign_in(self._home, digests)
+            self._sign_in = digests
 
     async def _watch_keys(self) -> None:
         trouble = ""
@@ -285,10 +288,10 @@ class Control:
             try:
                 self._read_keys(await asyncio.to_thread(self._parts.keys))
                 trouble = ""
-            except StoreError as error:
+            except OperatorError as error:
                 if str(error) != trouble:
                     trouble = str(error)
-                    self._world.log.error("keys cannot be read; the last known ones hold", cause=trouble)  # noqa: TRY400 - a sentence, no traceback
+                    self._world.log.error("keys cannot be taken over; the last known ones hold", cause=trouble)  # noqa: TRY400 - a sentence, no traceback
 
 
 def _cannot_start(name: str, cause: str, tail: tuple[str, ...]) -> OperatorError:

@@ -4,10 +4,11 @@ The lock says that a control lives; it is let go by the kernel when its process 
 not inherit it. The records say what the children are, so that the next control can adopt or end them.
 """
 
+import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Self
 
 import msgspec
 
+from tidegate import logs
 from tidegate.engines.base import EngineFacts
-from tidegate.errors import HomeLockedError
+from tidegate.errors import HomeLockedError, OperatorError
 from tidegate.home import Home, write_private
 from tidegate.types import DialectName, ProcessId
 
@@ -75,7 +77,8 @@ class Lock:
             os.close(descriptor)
             raise HomeLockedError(str(home.path), int(holder) if holder.isdigit() else 0) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # the number only makes the other's message better; the disk may be full
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return cls(descriptor)
 
     def release(self) -> None:
@@ -87,10 +90,15 @@ class Lock:
 
 @dataclass
 class Records:
-    """`run/processes.json`: whole on disk after every change, so that a killed control leaves the truth behind."""
+    """`run/processes.json`: whole on disk after every change, so that a killed control leaves the truth behind.
+
+    On a full disk the last whole file stays, and children go on being kept: the next control ends those it lacks.
+    """
 
     path: Path
     _by_name: dict[str, ProcessRecord] = field(default_factory=dict)
+    _stale: bool = False
+    """Whether the file lacks the last change."""
 
     @classmethod
     def load(cls, home: Home) -> Self:
@@ -117,13 +125,20 @@ class Records:
         return tuple(self._by_name.values())
 
     def _write(self) -> None:
-        write_private(self.path, msgspec.json.encode(self.all()))
+        try:
+            write_private(self.path, msgspec.json.encode(self.all()))
+        except OSError as error:
+            if not self._stale:
+                logs.get().error("data folder cannot be written", file=str(self.path), cause=error.strerror)
+            self._stale = True
+        else:
+            self._stale = False
 
 
 def write_admin(home: Home, url: str) -> AdminAddress:
-    """A new token for the admin port at `url`, written for this user's commands."""
+    """A new token for the admin port at `url`, written for this user's commands. Raises OperatorError."""
     address = AdminAddress(url=url, token=secrets.token_urlsafe(32), pid=os.getpid())
-    write_private(home.run / "admin.json", msgspec.json.encode(address))
+    _write(home.run / "admin.json", msgspec.json.encode(address))
     return address
 
 
@@ -136,7 +151,10 @@ def read_admin(home: Home) -> AdminAddress | None:
 
 
 def service_key(home: Home) -> str:
-    """The key of our own services, made when there is none: a chat page that is adopted keeps the one it has."""
+    """The key of our own services, made when there is none: a chat page that is adopted keeps the one it has.
+
+    Raises OperatorError.
+    """
     from tidegate.store.keys import PREFIX, new_secret  # SQLAlchemy is slow to import, and `status` needs none of it
 
     path = home.run / "service.key"
@@ -146,8 +164,21 @@ def service_key(home: Home) -> str:
         key = ""
     if not key.startswith(PREFIX):
         key = new_secret()
-        write_private(path, key.encode())
+        _write(path, key.encode())
     return key
+
+
+def write_sign_in(home: Home, digests: Sequence[str]) -> None:
+    """The keys that may sign in to the chat page. Raises OperatorError."""
+    _write(home.run / SIGN_IN_FILE, msgspec.json.encode(digests))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_private(path, data)
+    except OSError as error:
+        hint = "look at the permissions of the data folder, and at the space that is free"
+        raise OperatorError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
 
 
 def clear(home: Home) -> None:
