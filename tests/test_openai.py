@@ -37,7 +37,7 @@ def escaped(text: str, choose) -> str:
 
 def written(pairs, draw) -> bytes:
     """A JSON object of these pairs, with random spaces and escapes."""
-    space = lambda: draw(SPACES)  # noqa: E731
+    space = lambda: draw(SPACES)  # noqa: E731 - one word for what is drawn between all tokens
     members = [
         f"{space()}{escaped(key, draw)}{space()}:{space()}{json.dumps(value, ensure_ascii=draw(st.booleans()))}{space()}"
         for key, value in pairs

@@ -12,6 +12,7 @@ from tidegate.apps import site
 from tidegate.apps.chat.starters import DEMO_MODEL, footnote, invitation, starters
 from tidegate.apps.page import local_html, mend, policy_of
 from tidegate.apps.site import write_site
+from tidegate.models import catalogue
 
 CHAINLIT = Path(importlib.util.find_spec("chainlit").submodule_search_locations[0])
 DIST = CHAINLIT / "frontend" / "dist"
@@ -78,6 +79,7 @@ def test_chainlit_imports_with_the_stand_ins_and_without_what_they_stand_for(tmp
 
 
 def test_the_demo_model_is_asked_in_english_and_says_why():
+    assert catalogue.DEMO.name == DEMO_MODEL
     assert all(question.isascii() for _, question in starters("zh-CN", DEMO_MODEL))
     assert not any(question.isascii() for _, question in starters("zh-CN", "ernie-4.5-0.3b"))
     assert "只会英文" in footnote("zh-CN", DEMO_MODEL, "w")
