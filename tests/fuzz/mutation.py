@@ -54,12 +54,15 @@ class Mutator:
         )
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """The same bytes, cut."""
+        """The same bytes, cut anywhere, after every byte, or, as engines do, after every head and event."""
         rng = self._rng
         kind = rng.randrange(10)
         if kind < 3 or len(data) < 2:
             return [data] if data else []
         if kind == 9 and len(data) < 600:
             return [data[at : at + 1] for at in range(len(data))]
+        if kind >= 7:
+            cuts = [at + 4 for at in range(len(data) - 4) if data.startswith((b"\n\n\r\n", b"\r\n\r\n"), at)]
+            return [data[start:end] for start, end in itertools.pairwise((0, *cuts, len(data)))]
         cuts = sorted({rng.randrange(1, len(data)) for _ in range(1 if kind < 6 else rng.randrange(2, 9))})
         return [data[start:end] for start, end in itertools.pairwise((0, *cuts, len(data)))]

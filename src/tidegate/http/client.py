@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
         "_head",
         "_keep_alive",
         "_paused",
+        "asked_bytes",
         "endpoint",
         "idle_since",
         "lost",
@@ -87,6 +88,8 @@ class Connection(asyncio.Protocol):
         """
         self.lost = self.reused = False
         self.idle_since = 0.0
+        self.asked_bytes = 0
+        """Size of the last request."""
         self._head = b""
         self._body: Body | None = None
         self._bodiless = self._paused = self._keep_alive = False
@@ -94,6 +97,7 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, reply: Reply, *, bodiless: bool = False) -> None:
         """Send a whole request; the answer goes to `reply`. `bodiless`: it was a HEAD."""
         self.reply = reply
+        self.asked_bytes = len(request)
         self._head, self._body, self._bodiless = b"", None, bodiless
         self.transport.write(request)
 
@@ -102,6 +106,11 @@ class Connection(asyncio.Protocol):
         self.reply = self.pipe = None
         if not self.lost:
             self.transport.abort()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether an answer is on its way and would be read."""
+        return self.reply is not None and not self._paused
 
     def pause(self) -> None:
         """Stop reading: the engine's socket fills, and the engine waits. One without a request is never paused."""
@@ -230,6 +239,8 @@ class SeenHeads:
         return head
 
     def _parse(self, text: bytes) -> ResponseHead:
+        if len(text) > MAX_HEAD_BYTES:
+            raise UpstreamClosedError(f"the engine sent a head longer than {MAX_HEAD_BYTES} bytes")
         lines = text.split(b"\r\n")
         first = lines[0]
         if not _STATUS_LINE.fullmatch(first):
@@ -249,7 +260,7 @@ class SeenHeads:
 
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
         name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+        if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
             raise UpstreamClosedError(f"{line[:40]!r} is not a header")
         field = (name.lower(), value.strip(b" \t"))
         if len(line) <= MAX_SEEN_BYTES:
@@ -259,6 +270,8 @@ class SeenHeads:
         return field
 
 
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL: Final = re.compile(rb"[\0\r\n]")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9][0-9](?: [^\r\n]*)?")
 
 
