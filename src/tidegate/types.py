@@ -95,6 +95,26 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Whether it answers /v1/embeddings."""
     continues: bool = True
     """Whether it goes on with a half-written answer as it would have gone on with its own."""
+    pid: int | None = None
+    """Its process, if that runs on this machine: CPU time is a sign of life."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What an engine says of itself at one moment. What it does not say is None; totals count from its start."""
+
+    running: int | None = None
+    """Sequences being computed."""
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0..1."""
+    prompt_tokens_total: int | None = None
+    generation_tokens_total: int | None = None
+    iterations_total: int | None = None
+    preemptions_total: int | None = None
+    prefill_s_total: float | None = None
+    """Seconds spent on prompts."""
+    started_at_s: float | None = None
+    """Unix time of the start of its process."""
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -139,6 +159,8 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     allowed_hosts: tuple[str, ...] = ()
     """Host names, besides loopback and the listen address, that an anonymous listener answers to."""
     drain_timeout_s: float = 30.0
+    stuck_s: float = 30.0
+    """How long a replica with work may make no progress of any kind."""
     first_byte_timeout_s: float = 0.0
     stall_timeout_s: float = 60.0
     total_timeout_s: float = 0.0
@@ -168,6 +190,10 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     requests: int
     failures: int
     reachable: bool
+    health: str = ""
+    """Why it is not asked (see `tidegate.gateway.health.Failure`); empty while it is."""
+    outs: dict[str, int] = {}
+    """How often it was taken out, by reason."""
 
 
 class UsageCount(msgspec.Struct, frozen=True):

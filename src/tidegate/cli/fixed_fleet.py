@@ -29,6 +29,8 @@ class FixedFleet:
         self._number = 0
         self._facts: dict[str, EngineFacts] = {}
         self._told: dict[str, str] = {}
+        self._returns: dict[str, int] = {}
+        """How often each had come back when it was looked at last."""
         self._engines = {
             spec.id: ExternalEngine(spec.url, spec.options)  # type: ignore[arg-type]  # external pools have ExternalOptions
             for spec in make_plan(self._settings, {}).replicas
@@ -68,7 +70,8 @@ class FixedFleet:
         """Whether something new is known of one engine. One that answered is asked again only once it was away."""
         replica = gateway.fleet.replicas.get(key)
         known = self._facts.get(key)
-        if known is not None and (replica is None or replica.unreachable_since is None):
+        returns = replica.returns if replica is not None else 0
+        if known is not None and returns == self._returns.get(key, 0):
             return False
         engine = self._engines[key]
         try:
@@ -79,8 +82,7 @@ class FixedFleet:
                 logs.get().warning("engine not ready", replica=key, cause=str(error))
             return False
         self._told.pop(key, None)
-        if replica is not None:
-            replica.unreachable_since = None
+        self._returns[key] = returns if facts == known else 0  # other facts are another replica to the gateway
         self._facts[key] = facts
         if facts != known:
             logs.get().info(

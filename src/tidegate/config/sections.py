@@ -95,6 +95,8 @@ class GatewaySettings(Section):
     """Host names, besides loopback and the listen address, that are answered without a key."""
     drain_timeout_s: float = Field(30.0, ge=0)
     """How long streams may take to finish at the end; then they are cut."""
+    stuck_s: float = Field(30.0, ge=1)
+    """How long an engine with work may make no progress of any kind; a long prompt is given longer by itself."""
 
     def options(self) -> GatewayOptions:
         """The part of this section that the data path is given."""

@@ -20,6 +20,7 @@ from tidegate.gateway.cors import Cors
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
+from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
@@ -34,7 +35,9 @@ class Gateway:
     """One data process. `apply` gives it its fleet; `server` is what clients connect to."""
 
     def __init__(self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId) -> None:
-        self.fleet = Fleet()
+        self.fleet = Fleet(lambda: self.now())
+        self.observer = Observer(now=lambda: self.now(), stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
+        self.fleet.on_change = self.observer.changed
         self.metrics = Metrics()
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
         self.now: Callable[[], float] = time.monotonic
@@ -65,6 +68,7 @@ class Gateway:
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Swap in a snapshot; requests in flight go on as they began."""
         self.fleet.apply(snapshot)
+        self.observer.follow(self.fleet.replicas.values())
         options = snapshot.options
         self.server.limits = Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
         self._gatekeeper = Gatekeeper(snapshot, self._listen_host)
@@ -215,6 +219,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.observer.close()
         self.fleet.close()
         return whole
 

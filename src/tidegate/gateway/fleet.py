@@ -1,41 +1,80 @@
 """The fleet as this process sees it: the last snapshot, and what is in flight on each replica."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
+from tidegate import logs
 from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound, Unavailable
+from tidegate.gateway.health import Event, Failed, Failure, Health, Succeeded, after
+from tidegate.gateway.router import best, least_work_of_two
 from tidegate.http import Endpoint
 from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView, Sampling
 
 EMBEDDINGS: Final = "/v1/embeddings"
+UNREACHABLE: Final = 3
+"""The rank of replicas that nobody can connect to."""
+LAST_RESORT_S: Final = 1.0
+"""How often a request may try a replica that nobody can connect to, where there is no other."""
+_SUCCEEDED: Final = Succeeded()
 
 
 class Replica:
     """One replica, alive across snapshots for as long as its address and version stay."""
 
     __slots__ = (
+        "_ailing",
+        "_changed",
         "_head_lines",
         "_heads",
+        "_now",
         "answer_line",
         "dialect",
         "endpoint",
         "extra_paths",
         "failures",
+        "health",
         "in_flight",
+        "outs",
+        "peers",
+        "progress",
+        "rank",
         "requests",
+        "returns",
         "served_name",
+        "tried_s",
         "unreachable_since",
         "view",
     )
 
-    def __init__(self, view: ReplicaView, options: GatewayOptions) -> None:
+    def __init__(
+        self,
+        view: ReplicaView,
+        options: GatewayOptions,
+        *,
+        now: Callable[[], float],
+        changed: Callable[["Replica", Health], None],
+    ) -> None:
         self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s)
         self.in_flight = self.requests = self.failures = 0
+        self._now, self._changed = now, changed
         self.unreachable_since: float | None = None
-        """Loop time of the first of the connection failures that nothing good has followed."""
+        self.health = Health()
+        self._ailing = False
+        self.rank = 0
+        """`health.rank`, at hand."""
+        self.peers: Sequence[Replica] = ()
+        """The other replicas of its pool."""
+        self.progress = 0
+        """Grows whenever something of it is known to have moved."""
+        self.outs: dict[str, int] = {}
+        """How often it was taken out, by reason."""
+        self.returns = 0
+        """How often it came back, or began anew: what was found out about it before may no longer be so."""
+        self.tried_s = float("-inf")
+        """When it was last tried although nobody can connect to it."""
         self.see(view, options)
 
     def see(self, view: ReplicaView, options: GatewayOptions) -> None:
@@ -67,23 +106,57 @@ class Replica:
             return False
         return path in self.dialect.paths or path in self.extra_paths
 
+    # health
+
+    def succeeded(self) -> None:
+        """It gave a whole answer that is no 5xx."""
+        self.progress += 1
+        if self._ailing:
+            self.take(_SUCCEEDED)
+
+    def failed(self, kind: str) -> None:
+        """It did not: one of `health.Failure`. A refusal of the request itself (4xx, 501) is no failure."""
+        self.take(Failed(Failure(kind)))
+
+    def take(self, event: Event) -> None:
+        """Bring what is known of its health up to date."""
+        before = self.health
+        alone = not any(peer.rank < 2 and peer.view.state is ReplicaState.READY for peer in self.peers)
+        self.health = after(before, event, self._now(), alone=alone)
+        self.rank, self._ailing = self.health.rank, not self.health.sound
+        if self.health.out != before.out:
+            if before.out is None and self.health.out is not None:
+                self.outs[self.health.out] = self.outs.get(self.health.out, 0) + 1
+            elif self.health.out is None:
+                self.began_anew()
+        if self.health.out != before.out or self.rank != before.rank:
+            self._changed(self, before)
+
+    def began_anew(self) -> None:
+        """Its process is, or may be, another one: no connection of before is used again."""
+        self.returns += 1
+        self.endpoint.close_idle()
+
     def report(self) -> ReplicaReport:
         return ReplicaReport(
             id=self.view.id,
             in_flight=self.in_flight,
             requests=self.requests,
             failures=self.failures,
-            reachable=self.unreachable_since is None,
+            reachable=self.rank != UNREACHABLE and not self.health.doubt,
+            health=self.health.out or "",
+            outs=dict(self.outs),
         )
 
 
 class ModelEntry:
     """A model, and the replicas that serve it."""
 
-    __slots__ = ("_askable", "defaults", "name", "replicas", "view")
+    __slots__ = ("_askable", "_now", "defaults", "name", "replicas", "view")
 
-    def __init__(self, view: ModelView, replicas: tuple[Replica, ...]) -> None:
+    def __init__(self, view: ModelView, replicas: tuple[Replica, ...], now: Callable[[], float]) -> None:
         self.view = view
+        self._now = now
         self.name = view.name
         self.defaults = view.defaults if view.defaults != Sampling() else None
         self.replicas = replicas
@@ -92,7 +165,7 @@ class ModelEntry:
     @property
     def ready(self) -> bool:
         """Whether a request would be served."""
-        return any(replica.view.state is ReplicaState.READY for replica in self.replicas)
+        return any(r.view.state is ReplicaState.READY and r.rank < UNREACHABLE for r in self.replicas)
 
     @property
     def context_tokens(self) -> int | None:
@@ -100,17 +173,28 @@ class ModelEntry:
         told = [r.view.context_tokens for r in self.replicas if r.view.context_tokens]
         return min(told) if told else self.view.context_tokens
 
+    def choose(self, path: str, refused: frozenset[str], random: Callable[[], float]) -> Replica | None:
+        """The replica to ask next, which is none of those `refused`; None where nobody can be asked now.
+
+        The sound are asked first, then those under suspicion. One that nobody can connect to is tried only where there
+        is no other, by one request a second; the others learn at once that there is nobody.
+
+        Raises NotFound or BadRequest where this model's engines do not have the path at all.
+        """
+        askable = self._askable.get(path) or self.askable(path)
+        if refused:
+            askable = best([r for r in self._answering(path) if r.rank < UNREACHABLE and r.view.id not in refused])
+        return least_work_of_two(askable, random) or self._last_resort(path, refused)
+
     def askable(self, path: str) -> list[Replica]:
-        """The replicas that may be given new work on this path.
+        """The replicas that may be given new work on this path: the best there are, none that nobody can connect to.
 
         Raises NotFound or BadRequest where this model's engines do not have it at all.
         """
         found = self._askable.get(path)
         if found:
             return found
-        found = self._askable[path] = [
-            r for r in self.replicas if r.view.state is ReplicaState.READY and r.answers(path)
-        ]
+        found = self._askable[path] = best([r for r in self._answering(path) if r.rank < UNREACHABLE])
         if not found and self.replicas and not any(r.answers(path) for r in self.replicas):
             if path == EMBEDDINGS:
                 raise BadRequest(
@@ -121,11 +205,34 @@ class ModelEntry:
             raise NotFound(f"the engines of {self.name!r} do not have {path}", code="unknown_path")
         return found
 
+    def refresh(self) -> None:
+        """The rank of a replica has changed."""
+        self._askable.clear()
+
+    def _answering(self, path: str) -> list[Replica]:
+        return [r for r in self.replicas if r.view.state is ReplicaState.READY and r.answers(path)]
+
+    def _last_resort(self, path: str, refused: frozenset[str]) -> Replica | None:
+        now = self._now()
+        for replica in self._answering(path):
+            if (
+                replica.rank == UNREACHABLE
+                and replica.view.id not in refused
+                and now - replica.tried_s >= LAST_RESORT_S
+            ):
+                replica.tried_s = now
+                return replica
+        return None
+
 
 class Fleet:
     """Models by every name they have, and replicas by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` gives monotonic seconds."""
+        self._now = now
+        self.on_change: Callable[[Replica], None] | None = None
+        """Called when the rank of a replica has changed."""
         self.snapshot = FleetSnapshot(number=0)
         self.replicas: dict[str, Replica] = {}
         self.models: dict[str, ModelEntry] = {}
@@ -139,16 +246,18 @@ class Fleet:
         for view in snapshot.replicas:
             replica = self.replicas.get(view.id)
             if replica is None or (replica.view.url, replica.view.version) != (view.url, view.version):
-                replica = Replica(view, snapshot.options)
+                replica = Replica(view, snapshot.options, now=self._now, changed=self._changed)
             else:
                 replica.see(view, snapshot.options)
             replicas[view.id] = replica
         for key, old in self.replicas.items():
             if replicas.get(key) is not old:
                 old.endpoint.close()
+        for replica in replicas.values():
+            replica.peers = [r for r in replicas.values() if r.view.pool == replica.view.pool and r is not replica]
         self.snapshot, self.replicas = snapshot, replicas
         self.models = {
-            model.name: ModelEntry(model, tuple(r for r in replicas.values() if r.view.model == model.name))
+            model.name: ModelEntry(model, tuple(r for r in replicas.values() if r.view.model == model.name), self._now)
             for model in snapshot.models
         }
         self._by_name = {}
@@ -188,6 +297,17 @@ class Fleet:
         for dialect in {r.dialect.name: r.dialect for r in self.replicas.values()}.values() or DIALECTS.values():
             allowed |= dialect.paths
         return frozenset(allowed)
+
+    def _changed(self, replica: Replica, before: Health) -> None:
+        entry = self.models.get(replica.view.model)
+        if entry is not None:
+            entry.refresh()
+        if replica.health.out is not None and before.out is None:
+            logs.get().warning("replica taken out", replica=replica.view.id, reason=replica.health.out.value)
+        elif replica.health.out is None and before.out is not None:
+            logs.get().info("replica back", replica=replica.view.id, was=before.out.value)
+        if self.on_change is not None:
+            self.on_change(replica)
 
     def close(self) -> None:
         """Close every idle connection."""

@@ -130,10 +130,17 @@ class Metrics(Collector):
         reachable = GaugeMetricFamily(
             "tidegate_replica_reachable", "1 while it can be connected to.", labels=("replica",)
         )
+        healthy = GaugeMetricFamily("tidegate_replica_healthy", "1 while it may be asked.", labels=("replica",))
+        outs = CounterMetricFamily(
+            "tidegate_replica_outs", "Times a replica was taken out.", labels=("replica", "reason")
+        )
         for report in self.replicas():
             label = (report.id,)
+            healthy.add_metric(label, float(not report.health))
+            for reason, count in report.outs.items():
+                outs.add_metric((report.id, reason), count)
             busy.add_metric(label, report.in_flight)
             asked.add_metric(label, report.requests)
             failed.add_metric(label, report.failures)
             reachable.add_metric(label, float(report.reachable))
-        yield from (busy, asked, failed, reachable)
+        yield from (busy, asked, failed, reachable, healthy, outs)

@@ -56,6 +56,7 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     gateway = make()
     await gateway.server.start(listening, tls)
+    gateway.observer.begin(gateway.fleet.replicas.values())
     companion = asyncio.ensure_future(beside(gateway))
     gc.collect()
     gc.freeze()

@@ -11,7 +11,21 @@ class Loaded(Protocol):
     def in_flight(self) -> int: ...
 
 
+class Ranked(Loaded, Protocol):
+    """Something that is better or worse than others."""
+
+    @property
+    def rank(self) -> int: ...
+
+
 Candidate = TypeVar("Candidate", bound=Loaded)
+Choice = TypeVar("Choice", bound=Ranked)
+
+
+def best(candidates: Sequence[Choice]) -> list[Choice]:
+    """Those of the lowest rank there is."""
+    lowest = min((candidate.rank for candidate in candidates), default=0)
+    return [candidate for candidate in candidates if candidate.rank == lowest]
 
 
 def least_work_of_two(candidates: Sequence[Candidate], random: Callable[[], float]) -> Candidate | None:

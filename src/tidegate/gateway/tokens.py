@@ -1,51 +1,25 @@
 """/tokenize and /detokenize in vLLM's shape, whichever engine answers."""
 
-import asyncio
-import time
 from typing import Any
 
 import msgspec
 
 from tidegate.dialects import Call, Steps
-from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, Unavailable, UpstreamClosedError
+from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, Unavailable
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
-from tidegate.gateway.router import least_work_of_two
-from tidegate.http import ResponseHead
+from tidegate.gateway.router import best, least_work_of_two
+from tidegate.http.fetch import fetch
 from tidegate.openai import read_fields, typed
 from tidegate.types import ReplicaState
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
-class _Answer:
-    """A `Reply` that collects a whole answer for somebody who awaits it."""
-
-    def __init__(self, future: asyncio.Future[tuple[int, bytes]]) -> None:
-        self._future = future
-        self.status = 0
-        self._parts: list[bytes] = []
-
-    def on_head(self, head: ResponseHead) -> None:
-        self.status = head.status
-
-    def on_body(self, payload: bytes) -> None:
-        self._parts.append(payload)
-
-    def on_end(self) -> None:
-        if not self._future.done():
-            self._future.set_result((self.status, b"".join(self._parts)))
-
-    def on_error(self, error: EngineError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-
-
 async def ask(replica: Replica, call: Call) -> Any:
     """One JSON request to a replica, its answer decoded. Raises EngineError, BadRequest or BadGateway."""
     body = msgspec.json.encode(call.body)
-    status, answer = await _send(
-        replica, b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(call.path), len(body), body)
-    )
+    request = b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(call.path), len(body), body)
+    status, answer = await fetch(replica.endpoint, request, max_bytes=MAX_ANSWER_BYTES)
     if 400 <= status < 500:
         raise BadRequest(_message(answer) or f"the engine refused {call.path}", code="engine_refused")
     if status != 200:
@@ -54,24 +28,6 @@ async def ask(replica: Replica, call: Call) -> Any:
         return msgspec.json.decode(answer)
     except msgspec.DecodeError:
         raise BadGateway(f"the engine's answer to {call.path} is not JSON", code="engine_failed") from None
-
-
-async def _send(replica: Replica, request: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer. A kept connection that closes before it says anything had ended already."""
-    loop = asyncio.get_running_loop()
-    while True:
-        connection = replica.endpoint.take(time.monotonic()) or await replica.endpoint.connect()
-        future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
-        reply = _Answer(future)
-        connection.send(request, reply)
-        try:
-            return await future
-        except UpstreamClosedError:
-            if reply.status or not connection.reused:
-                raise
-        except BaseException:
-            connection.abort()
-            raise
 
 
 def _message(answer: bytes) -> str:
@@ -111,7 +67,7 @@ async def answer_tokens(path: str, model: ModelEntry, request: dict[str, Any], r
         raise NotSupported(
             f"the engines of {model.name!r} have no tokenizer that can be asked", code="tokenize_not_supported"
         )
-    replica = least_work_of_two(able, lambda: random)
+    replica = least_work_of_two(best(able), lambda: random)
     if replica is None:
         raise Unavailable(f"no replica of {model.name!r} is ready", code="no_replica_ready", retry_after_s=2.0)
     steps_of = replica.dialect.tokenize if path == "/tokenize" else replica.dialect.detokenize

@@ -1,0 +1,229 @@
+"""Looks at every replica each second: its load, its progress, and, while it is out, whether it may come back.
+
+One task and one connection for each replica, none for a request. What it finds goes to the replica's health; nothing
+that cannot be read is held against anybody.
+
+A replica that is out is probed every 0.25 s: first with a GET that costs the engine nothing, and if that is answered,
+with one real token. /health alone would bring back an engine that answers it while every request fails, only to have
+three more requests fail; the token alone would be asked of a process that is still loading. A probe that takes too
+long is no proof in either direction.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from tidegate import logs
+from tidegate.dialects.metrics import read_load
+from tidegate.errors import ConnectError, EngineError
+from tidegate.gateway.fleet import EMBEDDINGS, Replica
+from tidegate.gateway.health import Failure, Succeeded
+from tidegate.gateway.progress import Progress
+from tidegate.http import Endpoint
+from tidegate.http.fetch import fetch
+from tidegate.types import DialectName, Load, ReplicaState
+
+LOOK_S: Final = 1.0
+PROBE_S: Final = 0.25
+LOOK_TIMEOUT_S: Final = 2.0
+"""Longest wait for /metrics or /health."""
+TOKEN_TIMEOUT_S: Final = 5.0
+"""Longest wait for one token: an engine that works may have a queue."""
+MAX_BYTES: Final = 4 * 1024 * 1024
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What one look at /metrics gave."""
+
+    at_s: float
+    load: Load | None
+    error: str = ""
+    """Why there is no load."""
+
+
+class Observer:
+    """Watches the replicas of a fleet. `begin` starts it; `follow` tells it of a new fleet."""
+
+    def __init__(self, *, now: Callable[[], float], stuck_s: Callable[[], float]) -> None:
+        self._now, self._stuck_s = now, stuck_s
+        self._watches: dict[Replica, Watch] = {}
+        self._begun = False
+
+    def begin(self, replicas: Iterable[Replica]) -> None:
+        """Watch these, and whoever follows."""
+        self._begun = True
+        self.follow(replicas)
+
+    def follow(self, replicas: Iterable[Replica]) -> None:
+        """Watch these replicas, and no others any more."""
+        if not self._begun:
+            return
+        wanted = [r for r in replicas if r.view.state in {ReplicaState.READY, ReplicaState.DRAINING}]
+        for replica in self._watches.keys() - set(wanted):
+            self._watches.pop(replica).end()
+        for number, replica in enumerate(wanted):
+            if replica not in self._watches:
+                delay_s = LOOK_S * (number % 16) / 16  # not all in the same moment
+                self._watches[replica] = Watch(replica, self._now, self._stuck_s, delay_s)
+
+    def load(self, replica: Replica) -> Load | None:
+        """What a replica said of its load last."""
+        watch = self._watches.get(replica)
+        return watch.progress.load if watch is not None else None
+
+    def changed(self, replica: Replica) -> None:
+        """A replica's health has changed: do not wait for the second to end."""
+        watch = self._watches.get(replica)
+        if watch is not None and replica.rank:
+            watch.wake()
+
+    async def close(self) -> None:
+        """Look no more."""
+        self._begun = False
+        watches = list(self._watches.values())
+        self._watches.clear()
+        for watch in watches:
+            watch.end()
+        await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
+
+
+class Watch:
+    """The look at one replica."""
+
+    def __init__(
+        self, replica: Replica, now: Callable[[], float], stuck_s: Callable[[], float], delay_s: float = 0.0
+    ) -> None:
+        self.progress = Progress(replica)
+        self._replica, self._now, self._stuck_s = replica, now, stuck_s
+        self._endpoint = Endpoint(replica.view.url, connect_timeout_s=LOOK_TIMEOUT_S)
+        self._told = ""
+        self._woken = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._watch(delay_s))
+
+    def wake(self) -> None:
+        """Look soon."""
+        self._woken.set()
+
+    def end(self) -> None:
+        """Look no more."""
+        self.task.cancel()
+        self._endpoint.close()
+
+    async def _watch(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        looked_s = float("-inf")
+        while True:
+            begun_s = self._now()
+            probing = self._replica.rank > 0
+            if not probing or begun_s - looked_s >= LOOK_S:
+                looked_s = begun_s
+                self.take(await self._look())
+            if self._replica.rank:
+                await self._probe()
+            self._woken.clear()
+            interval_s = PROBE_S if self._replica.rank else LOOK_S
+            await self._sleep(max(interval_s - (self._now() - begun_s), PROBE_S / 2))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the time is over, or a replica that was sound is no more."""
+        if seconds <= PROBE_S:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(PROBE_S)
+
+    def take(self, observation: Observation) -> None:
+        """Tell the health what was seen."""
+        if observation.error != self._told:
+            self._told = observation.error
+            if observation.error:
+                logs.get().info("engine metrics not readable", replica=self._replica.view.id, cause=observation.error)
+        self._replica.take(self.progress.look(observation.load, observation.at_s, self._stuck_s()))
+
+    async def _look(self) -> Observation:
+        """Read /metrics. A connection that cannot be made counts; anything else that goes wrong does not."""
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                status, text = await fetch(self._endpoint, self._get("/metrics"), max_bytes=MAX_BYTES)
+        except ConnectError as error:
+            self._replica.failed(Failure.CONNECT)
+            return Observation(self._now(), None, str(error))
+        except EngineError as error:
+            return Observation(self._now(), None, str(error))
+        except TimeoutError:
+            return Observation(self._now(), None, f"/metrics did not answer within {LOOK_TIMEOUT_S:g} s")
+        load = read_load(text) if status == 200 else None
+        what = f"/metrics answered {status}" if status != 200 else "/metrics has none of the names that are known"
+        return Observation(self._now(), load, "" if load is not None else what)
+
+    async def _probe(self) -> None:
+        replica = self._replica
+        path = "/v1/models" if replica.view.dialect is DialectName.OPENAI else "/health"
+        status = await self._ask(self._get(path), LOOK_TIMEOUT_S)
+        if status is None:
+            return
+        if status >= 500:
+            replica.failed(Failure.STATUS)
+        elif replica.health.out is None:  # only whether it can be connected to was in doubt
+            replica.take(Succeeded())
+        else:
+            await self._one_token()
+
+    async def _one_token(self) -> None:
+        """One real token. An engine that refuses the request (4xx) has no such path, and answers: that will do."""
+        replica = self._replica
+        for path, fields in (
+            (COMPLETIONS, {"prompt": "Hi"}),
+            (CHAT, {"messages": [{"role": "user", "content": "Hi"}]}),
+        ):
+            if not replica.answers(path):
+                continue
+            status = await self._ask(self._post(path, {**fields, "max_tokens": 1, "stream": True}), TOKEN_TIMEOUT_S)
+            if status is None:
+                return
+            if status >= 500 and status != 501:
+                replica.failed(Failure.STATUS)
+                return
+            if status < 400:
+                break
+        else:
+            if replica.answers(EMBEDDINGS):
+                status = await self._ask(self._post(EMBEDDINGS, {"input": "Hi"}), TOKEN_TIMEOUT_S)
+                if status is None or status >= 500:
+                    if status is not None:
+                        replica.failed(Failure.STATUS)
+                    return
+        replica.succeeded()
+
+    async def _ask(self, request: bytes, timeout_s: float) -> int | None:
+        """The status of the answer, 500 for an error within a stream; None where there is none, and it was said why."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, body = await fetch(self._endpoint, request, max_bytes=MAX_BYTES)
+        except ConnectError:
+            self._replica.failed(Failure.CONNECT)
+        except EngineError:
+            self._replica.failed(Failure.BROKEN)
+        except TimeoutError:
+            return None
+        else:
+            return 500 if status == 200 and b'data: {"error"' in body else status
+        return None
+
+    def _get(self, path: str) -> bytes:
+        key = self._replica.view.api_key
+        line = b"authorization: Bearer %b\r\n" % key.encode("latin-1") if key else b""
+        return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._endpoint.host_header, line)
+
+    def _post(self, path: str, fields: dict[str, object]) -> bytes:
+        replica = self._replica
+        body = msgspec.json.encode({**fields, "model": replica.view.served_name or replica.view.model})
+        return b"%bcontent-length: %d\r\n\r\n%b" % (replica.head(path), len(body), body)
