@@ -5,8 +5,8 @@ import pytest
 
 from tidegate.config import LlamaCppOptions
 from tidegate.engines.llamacpp_fit import Machine, fit
+from tidegate.engines.llamacpp_memory import MIB
 from tidegate.errors import ModelError
-from tidegate.gguf import MIB
 
 HEADER = SimpleNamespace(
     weights_bytes=100 * MIB,

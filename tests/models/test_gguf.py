@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import ModelError
-from tidegate.gguf import BLOCK_SIZES, FILE_TYPES, MIB, PROCESS_BYTES, memory_needed, read_header
+from tidegate.gguf import BLOCK_SIZES, FILE_TYPES, read_header
 
 
 def test_the_tables_are_those_of_the_package_gguf():
@@ -108,32 +108,3 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read_header(tmp_path / "none.gguf")
     with pytest.raises(ModelError, match="cannot be read"):
         read_header(tmp_path)
-
-
-def test_memory_is_weights_and_cache_and_working_memory(ernie_gguf):
-    header = read_header(ernie_gguf)
-    need = memory_needed(header, context_tokens=2048, slots=8)
-    assert need.weights_bytes == header.weights_bytes
-    assert need.kv_bytes == 2048 * 8 * header.kv_values_per_token * 2
-    assert need.compute_bytes > PROCESS_BYTES
-    assert need.total_bytes == need.weights_bytes + need.kv_bytes + need.compute_bytes
-    assert memory_needed(header, context_tokens=2048, slots=16).kv_bytes == 2 * need.kv_bytes
-
-
-def test_the_real_ernie_takes_18_kib_a_token(tmp_path):
-    keys = {"block_count": 18, "embedding_length": 1024, "head_count": 16, "head_count_kv": 2}
-    write(tmp_path / "x.gguf", **keys, key_length=128, value_length=128)
-    need = memory_needed(read_header(tmp_path / "x.gguf"), context_tokens=131_072, slots=1)
-    assert need.kv_bytes_per_token == 18 * 1024
-    assert need.kv_bytes == 2.25 * 1024 * MIB
-
-
-def test_a_refusal_shows_the_sum_and_what_would_fit(ernie_gguf):
-    need = memory_needed(read_header(ernie_gguf), context_tokens=200_000, slots=8)
-    available = need.weights_bytes + need.compute_bytes + need.kv_bytes // 2
-    refusal = need.refusal("tiny", available)
-    assert isinstance(refusal, ModelError)
-    assert need.arithmetic() in str(refusal)
-    assert f"{available / MIB:,.0f} MiB are available" in str(refusal)
-    assert "slots = 4 and context_tokens = 200000 would fit" in refusal.hint
-    assert "a machine with more memory" in need.refusal("tiny", MIB).hint

@@ -11,6 +11,7 @@ import typer
 from tidegate.config import Settings, explain, find_file, hub_environment
 from tidegate.control.doctor import Finding, Level, disk, folder, gpu, hub, listeners, machine, models
 from tidegate.control.doctor.findings import ok, problem
+from tidegate.engines.llamacpp_fit import Machine
 from tidegate.errors import OperatorError
 from tidegate.home import find_home
 from tidegate.models.hubs import hubs_for
@@ -61,7 +62,7 @@ def findings() -> Iterator[Finding]:
             listeners.gather({f"{name}.listen": at for name, at in settings.listeners().items()}), state.ours
         )
         known = models.gather(home.models)
-        yield from models.check(known, facts.available_bytes, running=bool(state.alive))
+        yield from models.check(known, Machine(facts.cores, facts.available_bytes), running=bool(state.alive))
         has_model = any(not model.fault for model in known)
         yield from disk.check(disk.gather(home.models), has_model=has_model)
         if answers is not None:

@@ -9,8 +9,9 @@ from typing import Final
 
 from tidegate import machine
 from tidegate.config import LlamaCppOptions
+from tidegate.engines.llamacpp_memory import MemoryNeed, memory_needed
 from tidegate.errors import ModelError
-from tidegate.gguf import GgufHeader, MemoryNeed, memory_needed
+from tidegate.gguf import GgufHeader
 
 SLOTS_PER_CORE: Final = 2
 MIN_SLOTS, MAX_SLOTS = 4, 16

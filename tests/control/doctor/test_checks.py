@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tidegate.control.doctor import disk, folder, gpu, hub, listeners, machine, models
 from tidegate.control.doctor.findings import Level
 from tidegate.control.state import ProcessKind, ProcessRecord
-from tidegate.gguf import MemoryNeed
+from tidegate.engines.llamacpp_fit import Machine
 from tidegate.types import ProcessId
 
 MACHINE = machine.MachineFacts(
@@ -108,26 +109,28 @@ def test_a_port_is_free_ours_or_somebody_else_s():
     assert "admin.listen" in theirs.advice
 
 
-NEED = MemoryNeed(
+HEADER = SimpleNamespace(
     weights_bytes=400 << 20,
-    kv_bytes=36 << 20,
-    compute_bytes=100 << 20,
-    context_tokens=2048,
-    slots=1,
-    kv_bytes_per_token=18_432,
+    context_tokens=8192,
+    hidden=1024,
+    feed_forward=3072,
+    vocabulary=50_000,
+    kv_values_per_token=9216,
 )
+"""What the fit reads of a header."""
+ROOMY, POOR = Machine(2, 4 << 30), Machine(2, 200 << 20)
 
 
 def test_models_are_whole_broken_too_large_or_missing():
-    facts = [models.ModelFacts("a (Q8_0)", 400 << 20, need=NEED)]
-    assert only(models.check(facts, 4 << 30, running=False)).text == "a (Q8_0) is whole, 400.0 MiB"
-    large = list(models.check(facts, 200 << 20, running=False))
+    facts = [models.ModelFacts("a (Q8_0)", 400 << 20, header=HEADER)]
+    assert only(models.check(facts, ROOMY, running=False)).text == "a (Q8_0) is whole, 400.0 MiB"
+    large = list(models.check(facts, POOR, running=False))
     assert [finding.level for finding in large] == [Level.OK, Level.PROBLEM]
     assert "weights 400" in large[1].text
-    assert len(list(models.check(facts, 200 << 20, running=True))) == 1
-    broken = only(models.check([models.ModelFacts("a", 1, "is cut", "pull it")], 4 << 30, running=False))
+    assert len(list(models.check(facts, POOR, running=True))) == 1
+    broken = only(models.check([models.ModelFacts("a", 1, "is cut", "pull it")], ROOMY, running=False))
     assert (broken.level, broken.text, broken.advice) == (Level.PROBLEM, "is cut", "pull it")
-    assert only(models.check([], 4 << 30, running=False)).level is Level.NOTE
+    assert only(models.check([], ROOMY, running=False)).level is Level.NOTE
 
 
 def test_a_hub_that_cannot_be_reached_is_no_problem():

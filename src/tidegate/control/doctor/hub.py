@@ -12,7 +12,6 @@ import httpx
 from tidegate.control.doctor.findings import Finding, note, ok, problem
 from tidegate.models import catalogue, hubs
 
-ANSWER_WITHIN_S = 3.0
 MOST_CLOCK_SKEW_S = 300.0
 """Past it, certificates and signed requests begin to fail."""
 
@@ -30,7 +29,7 @@ class HubFacts:
     """Our clock less the hub's."""
 
 
-def gather(asked: Sequence[hubs.Hub], within_s: float = ANSWER_WITHIN_S) -> tuple[HubFacts, ...]:
+def gather(asked: Sequence[hubs.Hub], within_s: float = hubs.ANSWER_WITHIN_S) -> tuple[HubFacts, ...]:
     """Ask all hubs side by side for the reference model; this takes `within_s` at most, even if a name look-up hangs."""
     found: dict[int, HubFacts] = {}
     threads = []

@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.config import LlamaCppOptions
 from tidegate.control.doctor.findings import Finding, note, ok, problem, size
+from tidegate.engines.llamacpp_fit import Machine, fit
 from tidegate.errors import ModelError
-from tidegate.gguf import GgufHeader, MemoryNeed, memory_needed, read_header
+from tidegate.gguf import GgufHeader, read_header
 from tidegate.models import library
-
-LEAST_CONTEXT_TOKENS = 2048
-"""What a conversation needs; more is a matter of settings."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class ModelFacts:
     size_bytes: int
     fault: str = ""
     advice: str = ""
-    need: MemoryNeed | None = None
-    """Of one request at a time, of a GGUF file that is whole."""
+    header: GgufHeader | None = None
+    """Of a GGUF file that is whole."""
 
 
 def gather(models: Path) -> tuple[ModelFacts, ...]:
@@ -31,18 +30,18 @@ def gather(models: Path) -> tuple[ModelFacts, ...]:
     for model in library.stored(models):
         title = f"{model.name} ({model.variant})"
         try:
-            found.append(ModelFacts(title, model.size_bytes, need=_need(library.check(model))))
+            found.append(ModelFacts(title, model.size_bytes, header=library.check(model)))
         except ModelError as error:
             found.append(ModelFacts(title, model.size_bytes, str(error), error.hint))
     for path in library.by_hand(models):
         try:
-            found.append(ModelFacts(path.name, path.stat().st_size, need=_need(read_header(path))))
+            found.append(ModelFacts(path.name, path.stat().st_size, header=read_header(path)))
         except ModelError as error:
             found.append(ModelFacts(path.name, path.stat().st_size, str(error), f"take {path} away, or replace it"))
     return tuple(found)
 
 
-def check(facts: Iterable[ModelFacts], available_bytes: int, *, running: bool) -> Iterable[Finding]:
+def check(facts: Iterable[ModelFacts], machine: Machine, *, running: bool) -> Iterable[Finding]:
     """Findings; with `running` engines the memory that is available says nothing, as they hold theirs."""
     none = True
     for fact in facts:
@@ -51,17 +50,12 @@ def check(facts: Iterable[ModelFacts], available_bytes: int, *, running: bool) -
             yield problem("model", fact.fault, fact.advice)
             continue
         yield ok("model", f"{fact.title} is whole, {size(fact.size_bytes)}")
-        if fact.need is not None and not running and fact.need.total_bytes > available_bytes:
-            refusal = fact.need.refusal(fact.title, available_bytes)
-            yield problem("model", str(refusal), refusal.hint)
+        if fact.header is not None and not running:
+            try:
+                fit(fact.header, LlamaCppOptions(), machine, model=fact.title)
+            except ModelError as refusal:
+                yield problem("model", str(refusal), refusal.hint)
     if none:
         yield note(
             "model", "there is none in the data folder", "`tidegate up` gets one; so does `tidegate models pull NAME`"
         )
-
-
-def _need(header: GgufHeader | None) -> MemoryNeed | None:
-    if header is None:
-        return None
-    context = min(LEAST_CONTEXT_TOKENS, header.context_tokens or LEAST_CONTEXT_TOKENS)
-    return memory_needed(header, context_tokens=context, slots=1)
