@@ -154,10 +154,16 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     cors_origins: tuple[str, ...] = ()
     metrics_allow: tuple[str, ...] = ()
     """Networks, besides loopback, that may read /metrics."""
+    metrics_tenants_max: int = 50
+    """Tenants that have metrics of their own; the others are `other`."""
     extra_paths: tuple[str, ...] = ()
     """Engine paths allowed beyond the dialect's list."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, besides loopback and the listen address, that an anonymous listener answers to."""
+    allow_anonymous: bool = False
+    """Whether others than this machine are answered without a key, where none is required."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of the proxies that are believed about their clients' addresses."""
     drain_timeout_s: float = 30.0
     stuck_s: float = 30.0
     """How long a replica with work may make no progress of any kind."""
@@ -167,6 +173,14 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     keepalive_after_s: float = 0.0
     keep_stream_bytes: int = 1024 * 1024
     keep_total_bytes: int = 64 * 1024 * 1024
+
+
+class AccessLogOptions(msgspec.Struct, frozen=True):
+    """How the access log is kept."""
+
+    enabled: bool = False
+    max_bytes: int = 100 * 1024 * 1024
+    backups: int = 5
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True):
@@ -179,6 +193,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     keys_required: bool = False
     """False: requests are anonymous and whatever key they carry is ignored."""
     options: GatewayOptions = GatewayOptions()
+    access_log: AccessLogOptions = AccessLogOptions()
     draining: bool = False
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tidegate.config.addresses import Address
-from tidegate.types import GatewayOptions, Sampling
+from tidegate.types import AccessLogOptions, GatewayOptions, Sampling
 
 
 def _network(value: str) -> str:
@@ -89,10 +89,27 @@ class GatewaySettings(Section):
     """Web pages' origins that may call the API from a browser, such as "https://app.example"; "*" for all."""
     metrics_allow: tuple[Network, ...] = ()
     """Networks, besides loopback, that may read /metrics, such as "10.0.0.0/8"."""
+    metrics_tenants_max: int = Field(50, ge=0)
+    """Tenants that have metrics of their own; the others are added up as "other"."""
     extra_paths: tuple[UrlPath, ...] = ()
     """Engine paths allowed beyond those known to be harmless, such as "/v1/score"."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, besides loopback and the listen address, that are answered without a key."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks of proxies that are believed about their clients' addresses (X-Forwarded-For, Forwarded)."""
+    first_byte_timeout_s: float = Field(0.0, ge=0)
+    """Longest wait for the first byte of an answer; 0 for no end: a long prompt is not a fault."""
+    stall_timeout_s: float = Field(60.0, gt=0)
+    """Longest pause within a stream; past it the replica counts as dead for this stream, and another one continues."""
+    total_timeout_s: float = Field(0.0, ge=0)
+    """Longest time for a whole answer; 0 for no end."""
+    keepalive_after_s: float = Field(0.0, ge=0)
+    """After how long a wait for its first event a stream is begun with a comment, repeated every second; 0 for never.
+    From then on errors come as events."""
+    keep_stream_bytes: int = Field(1024 * 1024, ge=0)
+    """How much of a stream is kept to be continued if its replica dies; a longer one can then not be continued."""
+    keep_total_bytes: int = Field(64 * 1024 * 1024, ge=0)
+    """How much of all streams together is kept; past it the largest can no longer be continued."""
     drain_timeout_s: float = Field(30.0, ge=0)
     """How long streams may take to finish at the end; then they are cut."""
     stuck_s: float = Field(30.0, ge=1)
@@ -151,6 +168,16 @@ class LogSettings(Section):
     """Size at which the file is put aside and a new one begun."""
     backups: int = Field(5, ge=0)
     """How many of the files put aside are kept."""
+    access: bool = True
+    """Whether logs/access.log gets a line for each request: who, what, how long, how many tokens; never content."""
+    access_max_bytes: int = Field(100 * 1024 * 1024, ge=64 * 1024)
+    """Size at which the access log is put aside and a new one begun."""
+    access_backups: int = Field(5, ge=0)
+    """How many access logs put aside are kept."""
+
+    def access_log(self) -> AccessLogOptions:
+        """What gateways are told about the access log."""
+        return AccessLogOptions(self.access, self.access_max_bytes, self.access_backups)
 
 
 class SamplingSettings(Section):

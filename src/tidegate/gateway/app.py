@@ -35,8 +35,9 @@ class Gateway:
     """One data process. `apply` gives it its fleet; `server` is what clients connect to."""
 
     def __init__(self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId) -> None:
-        self.fleet = Fleet(lambda: self.now())
-        self.observer = Observer(now=lambda: self.now(), stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
+        clock: Callable[[], float] = lambda: self.now()  # noqa: E731, PLW0108 - `now` may be replaced
+        self.fleet = Fleet(clock)
+        self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
         self.fleet.on_change = self.observer.changed
         self.metrics = Metrics()
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
