@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tidegate.errors import DownloadError, ModelError
-from tidegate.gguf import GgufHeader, read_header
+from tidegate.gguf import read_header
 from tidegate.home import Home
 from tidegate.models import catalogue, demo, library, pull, turn_end
 from tidegate.models.catalogue import CATALOGUE, DEMO, ERNIE, CatalogueModel, wanted_quantisations
@@ -39,8 +39,6 @@ class LocalModel:
     """What it is known to speak; empty for not known."""
     sentence: str = ""
     """Which model answers and why, for the terminal."""
-    header: GgufHeader | None = None
-    """Of a GGUF, for the memory arithmetic (`tidegate.gguf.memory_needed`)."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,6 @@ class Resolver:
             sentence=which_answers(
                 f"{title} ({stored.variant})", reason, self.language, where=where, english_only=languages == ("en",)
             ),
-            header=header,
         )
 
     def _at(self, path: Path, quantisation: str, form: Format, *, reason: Reason = "asked") -> LocalModel:
@@ -202,7 +199,6 @@ class Resolver:
             quantisation=header.quantisation,
             digest=library.digest_of_gguf(library.checksum(models, path), header),
             context_tokens=header.context_tokens,
-            header=header,
         )
         return _named_after(path, local, self.language, reason)
 

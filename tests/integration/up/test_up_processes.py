@@ -1,6 +1,7 @@
 """What holds about processes: who ends, who comes back, who is adopted, and that nobody is left behind."""
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -34,6 +35,7 @@ def test_up_answers_and_ctrl_c_ends_all_of_it_with_code_0(site):
     assert (ended.returncode, ended.stdout) == (1, "Tidegate is not running here; `tidegate up` starts it.\n")
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: apt-get install curl")
 def test_what_is_printed_can_be_pasted_into_a_shell(site):
     import subprocess
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 
 import httpx
 import openai
 import pytest
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: apt-get install curl")
 
 QUESTION = [{"role": "user", "content": "Name one colour of the rainbow."}]
 
@@ -120,12 +123,14 @@ def test_chinese_and_emoji_go_in_and_come_back(whole):
     assert tokens(whole, "detokenize", tokens=counted["tokens"])["prompt"].strip() == asked
 
 
+@needs_curl
 def test_the_curl_line_that_was_printed_works_when_pasted(whole):
     line = next(line.strip() for line in whole.up.text().splitlines() if line.strip().startswith("curl "))
     done = subprocess.run(["sh", "-c", f"{line} --silent"], check=True, capture_output=True, timeout=60)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
+@needs_curl
 def test_curl_sees_the_stream_event_by_event(whole):
     body = json.dumps({"model": "demo", "stream": True, "max_tokens": 6, "messages": QUESTION})
     command = ["curl", "--silent", "--no-buffer", f"{whole.api}/chat/completions"]
