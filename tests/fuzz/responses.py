@@ -68,6 +68,7 @@ class Recorder:
     def pipe(self, framed: bytes) -> None:
         """One whole chunk, framed."""
         assert not self.end
+        assert self.body.endswith(b"\n\n"), "some of an event is held back, and would come after its end"
         size, _, rest = framed.partition(b"\r\n")
         assert int(size, 16) == len(rest) - 2
         assert rest.endswith(b"\n\n\r\n")

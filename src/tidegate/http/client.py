@@ -151,10 +151,11 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self.transport.abort()  # nothing was asked: whatever this is must not be taken for the next answer
             return
+        self.pipe = None  # the reply may hold some of this back: it says again when it does not
         try:
             self._take(data)
         except UpstreamClosedError as error:
-            self.reply = self.pipe = None
+            self.reply = None
             self.transport.abort()
             reply.on_error(error)
             return
