@@ -273,6 +273,12 @@ def test_a_file_that_cannot_be_read_says_why(write):
     assert ran.stdout == f"{file}: cannot be read: Permission denied\n"
 
 
+@pytest.mark.parametrize("text", ["a=" + "[" * 5000 + "]" * 5000, "[a" + ".a" * 5000 + "]", "a=" + "[" * 40 + "]" * 40])
+def test_what_is_nested_without_end_is_no_settings_file(write, text):
+    file = write(text)
+    assert str(fault(file)) == f"{file}: is nested too deeply"
+
+
 def test_the_file_given_beats_the_variable_beats_the_current_folder_beats_the_data_folder(tmp_path, monkeypatch):
     here, home = tmp_path / "here", tmp_path / "home"
     here.mkdir()
@@ -298,6 +304,9 @@ def test_a_file_that_was_named_must_be_there(tmp_path, explicit, environ, name):
     assert caught.value.setting == name
     with pytest.raises(SettingError, match="is a folder"):
         find_file(tmp_path, tmp_path, {})
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(SettingError, match="is not a regular file"):
+        find_file(tmp_path / "fifo", tmp_path, {})
 
 
 @pytest.mark.parametrize(

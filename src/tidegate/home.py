@@ -52,13 +52,18 @@ class Home:
 
 
 def find_home(setting: Path | None = None, environ: Mapping[str, str] = os.environ) -> Home:
-    """The data folder: `store.home`, else $TIDEGATE_HOME, else ~/.local/share/tidegate."""
+    """The data folder: `store.home`, else $TIDEGATE_HOME, else ~/.local/share/tidegate. Raises OperatorError."""
     if setting is None and environ.get("TIDEGATE_HOME"):
         setting = Path(environ["TIDEGATE_HOME"])
     if setting is None:
         base = environ.get("XDG_DATA_HOME")
         setting = (Path(base) if base else Path.home() / ".local" / "share") / "tidegate"
-    return Home(setting.expanduser().absolute())
+    try:
+        return Home(setting.expanduser().absolute())
+    except FileNotFoundError:
+        raise OperatorError(
+            f"{setting} counts from the current folder, and that one is gone", hint="`cd` to another one"
+        ) from None
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -43,7 +43,9 @@ def test_it_tells_programs_the_same_without_passwords(tidegate):
     assert "hidden" not in ran.stdout
 
 
-@pytest.mark.parametrize("text", ["[gateway]\nlistn = 1", "[gateway]\nmax_headers = 'x'", "gateway = 1", "[["])
+@pytest.mark.parametrize(
+    "text", ["[gateway]\nlistn = 1", "[gateway]\nmax_headers = 'x'", "gateway = 1", "[[", "a=" + "[" * 5000]
+)
 def test_a_mistake_is_one_message_and_exit_code_2(tidegate, text):
     (tidegate.here / "tidegate.toml").write_text(text)
     ran = tidegate("check-config")
@@ -109,3 +111,6 @@ def test_a_name_of_the_catalogue_for_another_model_is_pointed_out(tidegate):
 def test_a_certificate_that_is_not_there_is_pointed_out(tidegate):
     (tidegate.here / "tidegate.toml").write_text("[gateway]\ntls_cert_file = 'c.pem'\ntls_key_file = 'k.pem'\n")
     assert f"gateway.tls_cert_file: {tidegate.here}/c.pem is not there" in tidegate("check-config").stdout
+    for name in ("c.pem", "k.pem"):
+        (tidegate.here / name).write_text("no certificate\n")
+    assert f"{tidegate.here}/c.pem and {tidegate.here}/k.pem cannot be used" in tidegate("check-config").stdout

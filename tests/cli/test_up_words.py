@@ -125,6 +125,19 @@ def test_the_curl_line_is_one_command_whatever_the_model_is_called():
     assert words[-1] == '{"model": "it\'s $(rm) \\"x\\"", "messages": [{"role": "user", "content": "你好！"}]}'
 
 
+def test_on_this_machine_a_certificate_need_not_name_the_loopback_address():
+    assert announce.curl("https://127.0.0.1:1/v1", "m", "Hello!", "", own=True).startswith("curl -k https://")
+    assert announce.curl("https://tide.example:1/v1", "m", "Hello!", "").startswith("curl https://")
+
+
+def test_a_file_that_is_no_certificate_is_refused_before_anything_starts(tmp_path):
+    file = tmp_path / "c.pem"
+    file.write_text("no certificate")
+    asked = load(None, {"gateway": {"tls_cert_file": str(file), "tls_key_file": str(file)}}, environ={})
+    with pytest.raises(SettingError, match="cannot be used"):
+        up._read_certificate(asked)
+
+
 def test_what_is_printed_names_the_page_the_api_and_a_model_that_is_ready():
     text = announce.announce(state(), Settings(), None, "en")
     assert "http://127.0.0.1:8080" in text

@@ -5,7 +5,10 @@ Each module of COMMANDS has a `typer.Typer` named `app`. Only the command asked 
 """
 
 import difflib
+import errno
 import importlib
+import io
+import os
 import sys
 
 import typer.main
@@ -26,6 +29,11 @@ COMMANDS = {
     "fake-engine": "an engine without a model, with faults on demand",
 }
 
+ENDS_OF_THE_MACHINE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+)
+"""Errors that no program is the cause of, wherever they strike: one message, and no traceback."""
+
 USAGE = (
     "Usage: tidegate COMMAND [OPTIONS]\n\n"
     "Takes a small language model into production on the machines a team already has.\n\nCommands:\n"
@@ -36,6 +44,7 @@ USAGE = (
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit. An operator's error is one message and exit code 2, never a traceback."""
+    mend_streams()
     arguments = sys.argv[1:] if argv is None else argv
     name = arguments[0] if arguments else "--help"
     if name in {"-h", "--help", "help"}:
@@ -57,5 +66,30 @@ def main(argv: list[str] | None = None) -> None:
         if error.hint:
             print(f"  {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in ENDS_OF_THE_MACHINE:
+            raise
+        print(f"tidegate: {error.strerror}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print("  look at the free space of the disk, and at `ulimit -a`; `tidegate doctor` looks too", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)  # 128 + SIGINT, as shells say it
+
+
+def mend_streams() -> None:
+    """Whatever the three standard streams were given as, they can be written to.
+
+    A closed one becomes /dev/null, so that no socket or database gets its number; what a terminal's encoding lacks is
+    written as an escape.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number, which is this one
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

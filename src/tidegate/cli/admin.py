@@ -12,13 +12,19 @@ from tidegate.errors import OperatorError
 TIMEOUT_S = 10.0
 
 
+class SilentError(OperatorError):
+    """It listens, and says nothing: stopped with Ctrl-Z, or hanging."""
+
+
 def running() -> AdminAddress | None:
-    """The control process of this data folder; None if none runs."""
+    """The control process of this data folder; None if none runs. Raises SilentError."""
     address = read_admin(data_folder())
     if address is None:
         return None
     try:
-        ask(address, "GET", "/health")
+        ask(address, "GET", "/health", timeout_s=TIMEOUT_S)
+    except SilentError:
+        raise
     except OperatorError:
         return None
     return address
@@ -43,6 +49,11 @@ def ask(
         with error:
             raise OperatorError(_reason(error.read()) or f"the admin port answered {error.code}") from None
     except OSError as error:
+        if isinstance(getattr(error, "reason", error), TimeoutError):
+            raise SilentError(
+                f"the control process {address.pid} has not answered at {address.url} for {timeout_s:g} s",
+                hint=f"it may be suspended (`kill -CONT {address.pid}`), or the machine be too busy",
+            ) from None
         raise OperatorError(
             f"the control process {address.pid} does not answer at {address.url}: {error}",
             hint="is it still running? `tidegate up` adopts what it left",

@@ -42,7 +42,8 @@ def announce(status: Status, settings: Settings, secret: str | None, language: L
     key = secret or ("$TIDEGATE_API_KEY" if status.keys_required else "")
     note = f"  {word('no_key')}" if status.keys_required and not secret else ""
     lines.append(f"  {word('try')}:{note}")
-    lines.append(f"    {curl(status.urls['api'], model, word('hello'), key)}")
+    own = curl(status.urls["api"], model, word("hello"), key, own=True)
+    lines.append(f"    {own}")
     lines.append(f"  {word('stop')}")
     host = ports.lan_address()
     if not is_loopback(settings.gateway.listen) and host is not None:
@@ -58,10 +59,14 @@ def announce(status: Status, settings: Settings, secret: str | None, language: L
     return "\n".join([*lines, "", ""])
 
 
-def curl(api: str, model: str, question: str, key: str) -> str:
-    """A curl line that can be pasted into a shell; a key that starts with `$` is left to the shell."""
+def curl(api: str, model: str, question: str, key: str, *, own: bool = False) -> str:
+    """A curl line that can be pasted into a shell; a key that starts with `$` is left to the shell.
+
+    With `own` it stays on this machine, where a certificate is not asked who it is: it is seldom for 127.0.0.1.
+    """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]}, ensure_ascii=False)
-    parts = ["curl", shlex.quote(f"{api}/chat/completions"), "-H", "'Content-Type: application/json'"]
+    trust = ["-k"] if own and api.startswith("https:") else []
+    parts = ["curl", *trust, shlex.quote(f"{api}/chat/completions"), "-H", "'Content-Type: application/json'"]
     if key:
         header = f"Authorization: Bearer {key}"
         parts += ["-H", f'"{header}"' if key.startswith("$") else shlex.quote(header)]

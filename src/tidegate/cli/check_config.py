@@ -72,7 +72,7 @@ def describe(explained: Explained) -> dict[str, Any]:
             }
             for pool in settings.pool
         ],
-        "advice": [*advice(explained), *_missing_files(explained.settings), *_shadowed(explained.settings)],
+        "advice": [*advice(explained), *_unusable_files(explained.settings), *_shadowed(explained.settings)],
         "settings": _dump(explained.settings),
     }
 
@@ -122,8 +122,8 @@ def _show(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _missing_files(settings: Settings) -> list[str]:
-    """Files that are named and not there."""
+def _unusable_files(settings: Settings) -> list[str]:
+    """Files that are named and not there, or are no certificate."""
     named: dict[str, Path | None] = {
         "gateway.tls_cert_file": settings.gateway.tls_cert_file,
         "gateway.tls_key_file": settings.gateway.tls_key_file,
@@ -131,7 +131,17 @@ def _missing_files(settings: Settings) -> list[str]:
     }
     for position, pool in enumerate(settings.pool, 1):
         named[f"pool.{position}.options.api_key_file"] = getattr(pool.engine_options(), "api_key_file", None)
-    return [f"{name}: {path} is not there" for name, path in named.items() if path is not None and not path.is_file()]
+    missing = [name for name, path in named.items() if path is not None and not path.is_file()]
+    told = [f"{name}: {named[name]} is not there" for name in missing]
+    certificate, key = named["gateway.tls_cert_file"], named["gateway.tls_key_file"]
+    if certificate is not None and key is not None and not any(name.startswith("gateway.tls") for name in missing):
+        from tidegate.http.tls import server_context
+
+        try:
+            server_context(certificate, key)
+        except SettingError as error:
+            told.append(str(error))
+    return told
 
 
 def _shadowed(settings: Settings) -> list[str]:

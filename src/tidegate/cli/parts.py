@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidegate import logs
+from tidegate.cli.say import say
 from tidegate.config import (
     ExternalOptions,
     FakeOptions,
@@ -162,7 +163,7 @@ async def _own_name(url: str, options: ExternalOptions) -> str:
 
 def _files(resolver: Resolver, model: ModelSettings) -> ModelFiles:
     found: LocalModel = resolver.resolve(model.source, quantisation=model.quantisation)
-    print(found.sentence, flush=True)
+    say(found.sentence)
     logs.get().info("model found", model=found.name, file=str(found.path), quantisation=found.quantisation)
     return ModelFiles(
         name=found.name,

@@ -7,7 +7,6 @@ Twice: everything is killed at once, exit code 130.
 import asyncio
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import uvloop
 from tidegate import __version__, logs
 from tidegate.cli.announce import announce, gpu_sentence
 from tidegate.cli.parts import Store, in_thread, make_parts
+from tidegate.cli.say import say
 from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
 from tidegate.control.control import Control
 from tidegate.control.doctor import gpu
@@ -26,6 +26,7 @@ from tidegate.control.keeper import World
 from tidegate.control.state import Lock
 from tidegate.errors import SettingError
 from tidegate.home import Home, find_home
+from tidegate.http.tls import server_context
 
 KILLED_EXIT = 130
 """128 + SIGINT, as shells say it."""
@@ -123,6 +124,7 @@ def _run(settings: Settings, home: Home, read_settings: Callable[[], Settings], 
     try:
         secret = store.lan_key(home) if lan else None
         _refuse_open_doors(settings, keys=store.keys().required)
+        _read_certificate(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, home, read_settings, store, secret))
     finally:
@@ -140,6 +142,13 @@ def _refuse_open_doors(settings: Settings, *, keys: bool) -> None:
                 f"{listen} can be reached by others, and there is no key",
                 hint="`tidegate up --lan` makes a key; or set gateway.allow_anonymous = true (--allow-anonymous)",
             )
+
+
+def _read_certificate(settings: Settings) -> None:
+    """The gateway reads it again; here, before anything starts, a wrong one is one message. Raises SettingError."""
+    gateway = settings.gateway
+    if gateway.tls_cert_file is not None and gateway.tls_key_file is not None:
+        server_context(gateway.tls_cert_file, gateway.tls_key_file)
 
 
 async def _serve(
@@ -178,7 +187,7 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
     found = await _within(GPU_WAIT_S, looking)
     if sentence := gpu_sentence(found, [pool.engine for pool in settings.pool], language):
         logs.get().info("gpu found", gpus=[one.name for one in found])
-        print(sentence, flush=True)
+        say(sentence)
     mib = 1024 * 1024
     logs.get().info(
         "ready",
@@ -188,8 +197,7 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
         memory_total_mib=status.memory_total_bytes // mib,
         seconds=round(status.up_s, 1),
     )
-    sys.stdout.write(announce(status, settings, secret, language))
-    sys.stdout.flush()
+    say(announce(status, settings, secret, language).removesuffix("\n"))
 
 
 async def _within(seconds: float, looking: asyncio.Task[gpu.GpuFacts]) -> Sequence[gpu.Gpu]:

@@ -23,6 +23,8 @@ PREFIX = "TIDEGATE_"
 SHORT_NAMES = {"TIDEGATE_HOME": ("store", "home")}
 NO_SETTINGS = frozenset({"TIDEGATE_CONFIG", "TIDEGATE_HUB"})
 MAX_FILE_BYTES = 1024 * 1024
+MAX_DEPTH = 32
+"""Tables and lists in each other; the deepest setting has five."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def find_file(explicit: Path | None, home: Path, environ: Mapping[str, str] = os
         explicit, name = Path(environ["TIDEGATE_CONFIG"]), "$TIDEGATE_CONFIG"
     if explicit is not None:
         if not explicit.is_file():
-            what = "is a folder, not a file" if explicit.is_dir() else "does not exist"
+            exists = "is not a regular file" if explicit.exists() else "does not exist"
+            what = "is a folder, not a file" if explicit.is_dir() else exists
             raise SettingError(name, f"{explicit} {what}", hint="`tidegate init` writes a settings file")
         return explicit
     return next((path for path in (Path(FILE_NAME), home / FILE_NAME) if path.is_file()), None)
@@ -131,7 +134,7 @@ def _read(file: Path) -> dict[str, Any]:
             data = opened.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise SettingError(str(file), "is larger than 1 MiB", hint="is it a settings file at all?")
-        return tomllib.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
+        values = tomllib.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:
         raise SettingError(str(file), f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -140,6 +143,19 @@ def _read(file: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         hint = 'text stands in quotes, as in listen = "127.0.0.1:8000"; tidegate.example.toml shows every setting'
         raise SettingError(str(file), f"is not TOML: {error}", hint=hint) from None
+    except RecursionError:
+        values = None
+    if values is None or _too_deep(values):
+        raise SettingError(str(file), "is nested too deeply", hint="is it a settings file at all?")
+    return values
+
+
+def _too_deep(values: Any) -> bool:
+    level = [values]
+    for _ in range(MAX_DEPTH):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def _relative_to(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +202,7 @@ def _from_text(name: str, path: tuple[str, ...], text: str) -> Any:
         return True if word in {"true", "1", "yes", "on"} else False if word in {"false", "0", "no", "off"} else text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         if not fields.is_compound(field):
             return text  # no number, which is said with all other wrong types
     setting = ".".join(path)
