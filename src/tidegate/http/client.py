@@ -145,7 +145,10 @@ class Connection(asyncio.Protocol):
         if pipe is not None and data.endswith(WHOLE_EVENT):
             line_end = data.find(b"\r\n", 0, 6)
             if _CHUNK_SIZES.get(data[:line_end]) == len(data) - line_end - 4:
-                pipe(data)
+                try:
+                    pipe(data)
+                except UpstreamClosedError as error:
+                    self._break_off(error)
                 return
         reply = self.reply
         if reply is None:
@@ -155,12 +158,16 @@ class Connection(asyncio.Protocol):
         try:
             self._take(data)
         except UpstreamClosedError as error:
-            self.reply = None
-            self.transport.abort()
-            reply.on_error(error)
+            self._break_off(error)
             return
         if self.pipe is not None and (self._body is None or not self._body.between_chunks):
             self.pipe = None
+
+    def _break_off(self, error: UpstreamClosedError) -> None:
+        reply, self.reply, self.pipe = self.reply, None, None
+        self.transport.abort()
+        if reply is not None:
+            reply.on_error(error)
 
     def _take(self, data: bytes) -> None:
         while data and (reply := self.reply) is not None:
