@@ -21,6 +21,7 @@ PATIENCE_S = 40.0
 SETTINGS = """\
 [gateway]
 listen = "127.0.0.1:0"
+processes = {processes}
 [admin]
 listen = "127.0.0.1:0"
 [chat]
@@ -89,10 +90,12 @@ class Site:
         self.started = []
         self.settings()
 
-    def settings(self, more=None, *, chat=False, replicas=1, gap_ms=1):
+    def settings(self, more=None, *, chat=False, replicas=1, gap_ms=1, processes=1):
         """Write the settings file: a pool of fake engines unless `more` says otherwise."""
         more = FAKE.format(replicas=replicas, gap_ms=gap_ms) if more is None else more
-        (self.home.path / "tidegate.toml").write_text(SETTINGS.format(chat=str(chat).lower()) + more)
+        (self.home.path / "tidegate.toml").write_text(
+            SETTINGS.format(chat=str(chat).lower(), processes=processes) + more
+        )
 
     def up(self, *arguments):
         self.started.append(Up(self, arguments))
@@ -138,8 +141,8 @@ class Site:
 
     @staticmethod
     def _told(status):
-        """Whether the gateway works with the newest snapshot."""
-        return [one.snapshot for one in status.gateways] == [status.snapshot]
+        """Whether every gateway works with the newest snapshot."""
+        return {one.snapshot for one in status.gateways} == {status.snapshot}
 
     def living(self):
         """Pids of this data folder that are still there, but for `up` itself."""

@@ -1,7 +1,7 @@
 """A small gateway for tests of control: speaks its channel, and answers every HTTP request with what it knows.
 
 `python peer.py --control PATH --listen-fd N`. `/hold?FOLDER` makes the file `held` there, and answers once there is a
-file `release`. On SIGTERM it stops listening, finishes what it has, and ends.
+file `release`. On SIGTERM or SIGUSR1 it stops listening, finishes what it has, and ends.
 """
 
 import argparse
@@ -69,7 +69,8 @@ async def main(path, descriptor):
         server = await asyncio.start_server(peer.answer, sock=listening.dup())
         talking = asyncio.create_task(peer.talk(path, listening))
         ending = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
         await ending.wait()
         talking.cancel()
         server.close()
@@ -82,5 +83,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", type=Path)
     parser.add_argument("--listen-fd", type=int)
+    parser.add_argument("--metrics", type=Path)
+    parser.add_argument("--await-fleet", action="store_true")
     options = parser.parse_args()
     asyncio.run(main(options.control, options.listen_fd))

@@ -121,7 +121,7 @@ class Site:
 
     async def ask(self, path="/"):
         async with httpx.AsyncClient() as client:
-            answer = await client.get(self.control.frontends.gateway_url + path, timeout=10)
+            answer = await client.get(self.control.frontends.port.url + path, timeout=10)
             return answer.json()
 
     async def hold(self):
@@ -197,11 +197,11 @@ async def test_connections_wait_in_the_backlog_while_a_killed_gateway_is_replace
 
 async def test_what_a_killed_control_leaves_is_adopted_with_its_port(site):
     await site.up()
-    pids, url, seen = site.pids(), site.control.frontends.gateway_url, await site.ask()
+    pids, url, seen = site.pids(), site.control.frontends.port.url, await site.ask()
     await site.abandon()
     await site.up()
     assert site.pids() == pids
-    assert site.control.frontends.gateway_url == url
+    assert site.control.frontends.port.url == url
     again = await site.ask()
     assert again["replicas"] == seen["replicas"]
     assert again["snapshot"] > seen["snapshot"]
@@ -239,7 +239,7 @@ async def test_what_does_not_fit_the_new_settings_is_ended_and_replaced(site):
 
 async def test_a_gateway_at_another_address_is_ended_before_the_new_address_is_bound(site):
     await site.up()
-    pids, port = site.pids(), int(site.control.frontends.gateway_url.rpartition(":")[2])
+    pids, port = site.pids(), int(site.control.frontends.port.url.rpartition(":")[2])
     await site.abandon()
     site.flags["gateway"] = {"listen": f"0.0.0.0:{port}", "allow_anonymous": True}
     await site.up()
@@ -249,12 +249,12 @@ async def test_a_gateway_at_another_address_is_ended_before_the_new_address_is_b
 
 async def test_an_upgrade_replaces_the_gateway_behind_its_port_while_the_old_one_finishes(site, monkeypatch):
     await site.up()
-    pids, url = site.pids(), site.control.frontends.gateway_url
+    pids, url = site.pids(), site.control.frontends.port.url
     slow = await site.hold()
     await site.abandon()
     monkeypatch.setattr(plan, "__version__", "9.9.9")
     await site.up()
-    assert site.control.frontends.gateway_url == url
+    assert site.control.frontends.port.url == url
     assert not slow.done()
     site.release()
     assert (await slow)["pid"] == pids["gateway"]
@@ -290,7 +290,7 @@ async def test_answers_in_progress_are_finished_before_the_end_and_new_connectio
     await site.up()
     slow = await site.hold()
     control, site.control = site.control, None
-    host, port = control.frontends.gateway_url.removeprefix("http://").split(":")
+    host, port = control.frontends.port.url.removeprefix("http://").split(":")
     stopping = asyncio.create_task(control.stop())
 
     async def refused():

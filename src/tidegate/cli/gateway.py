@@ -1,5 +1,6 @@
 """`tidegate gateway`: one data process; alone in front of engines that run already, or as a child of control."""
 
+import asyncio
 import os
 import socket
 import ssl
@@ -18,9 +19,13 @@ from tidegate.fleet.local import process_id
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.link import Link
 from tidegate.gateway.process import run
+from tidegate.gateway.shared_metrics import Shares
 from tidegate.home import find_home
 from tidegate.http.tls import server_context
 from tidegate.types import FleetSnapshot, Hello
+
+FLEET_WAIT_S = 2.0
+"""Longest wait of a data process for control's first word, before it serves without."""
 
 app = typer.Typer(add_completion=False)
 
@@ -37,25 +42,37 @@ def gateway(  # noqa: PLR0917 - typer reads flags, which have no position
     listen_fd: Annotated[int | None, typer.Option(hidden=True, help="The listening socket, inherited.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(hidden=True)] = None,
     tls_key: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(hidden=True, help="Where all data processes keep their metrics.")
+    ] = None,
+    await_fleet: Annotated[
+        bool, typer.Option("--await-fleet", hidden=True, help="Serve once there is a fleet.")
+    ] = False,
 ) -> None:
     """Serve the API in front of engines that run already: --engine URL, or the external pools of the settings file."""
     if control is not None and listen_fd is not None:
         logs.configure_child()
         tls = server_context(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-        raise typer.Exit(_serve_control(control, socket.socket(fileno=listen_fd), tls))
+        wait_s = FLEET_WAIT_S if await_fleet else 0.0
+        raise typer.Exit(_serve_control(control, socket.socket(fileno=listen_fd), tls, metrics, wait_s))
     raise typer.Exit(_serve_alone(_settings(listen, engine or [], config, allow_anonymous=allow_anonymous)))
 
 
-def _serve_control(path: Path, listening: socket.socket, tls: ssl.SSLContext | None) -> int:
+def _serve_control(
+    path: Path, listening: socket.socket, tls: ssl.SSLContext | None, metrics: Path | None, fleet_wait_s: float
+) -> int:
     process = process_id(os.getpid())
     host, _ = split_address(ports.address_of(listening))
     hello = Hello(process=process, listen=ports.address_of(listening), code_version=__version__)
+    shares = Shares(metrics, process) if metrics is not None else None
 
     async def beside(served: Gateway) -> None:
-        await Link(path, hello, listening, apply=served.apply, report=served.report).run()
+        link = Link(path, hello, listening, apply=served.apply, report=served.report, unsent=served.unsent)
+        sharing = [shares.run(served.registry.collect)] if shares is not None else []
+        await asyncio.gather(link.run(), *sharing)
 
-    make = partial(Gateway, FleetSnapshot(number=0), listen_host=host, process=process)
-    return run(make, listening, tls=tls, beside=beside)
+    make = partial(Gateway, FleetSnapshot(number=0), listen_host=host, process=process, shares=shares)
+    return run(make, listening, tls=tls, beside=beside, fleet_wait_s=fleet_wait_s)
 
 
 def _settings(listen: str | None, engines: list[str], config: Path | None, *, allow_anonymous: bool) -> Settings:

@@ -9,7 +9,7 @@ import typer
 
 from tidegate.cli.admin import ask, running
 from tidegate.control.reload import Change, Effect, ReloadAnswer
-from tidegate.errors import OperatorError
+from tidegate.errors import OperatorError, SettingError
 
 app = typer.Typer(add_completion=False)
 
@@ -23,13 +23,30 @@ EFFECTS = {
 @app.command()
 def reload(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the differences and change nothing.")] = False,
+    gateways: Annotated[
+        bool,
+        typer.Option(
+            "--gateways",
+            help="Replace the gateway processes one by one, no connection lost (new code, new certificate).",
+        ),
+    ] = False,
 ) -> None:
     """Read the settings again, with the flags and the environment that `up` was started with."""
+    if dry_run and gateways:
+        raise SettingError(
+            "--gateways", "replaces processes, and --dry-run changes nothing", hint="leave out one of them"
+        )
     address = running()
     if address is None:
         raise OperatorError(
             "Tidegate is not running here", hint="`tidegate up` starts it, with the settings as they are"
         )
+    if gateways:
+        replaced = msgspec.json.decode(ask(address, "POST", "/admin/v1/gateways/replace", {}, timeout_s=None))[
+            "replaced"
+        ]
+        print(f"Replaced: {', '.join(replaced)}. What the old processes have begun, they finish.")
+        return
     body = ask(address, "POST", "/admin/v1/reload", {"dry_run": dry_run}, timeout_s=None)
     answer = msgspec.json.decode(body, type=ReloadAnswer)
     print("\n".join(render(answer.changes, applied=answer.applied)))

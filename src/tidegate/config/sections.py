@@ -63,6 +63,8 @@ class GatewaySettings(Section):
     """Address and port; ":8000" listens on every address, which needs a key (or allow_anonymous)."""
     allow_anonymous: bool = False
     """Answer other machines too although there is no key."""
+    processes: int = Field(1, ge=1, le=64)
+    """Processes that serve the port, for more than one core; limits of the port are shared out among them."""
     tls_cert_file: Path | None = Field(None, examples=["/etc/tidegate/cert.pem"])
     """Certificate chain (PEM); with it the port speaks HTTPS. A path in this file is relative to this file."""
     tls_key_file: Path | None = Field(None, examples=["/etc/tidegate/key.pem"])

@@ -33,6 +33,7 @@ from tidegate.errors import (
     OperatorError,
     RequestError,
     Unauthorized,
+    Unavailable,
     UnsupportedMediaType,
 )
 from tidegate.openai import error_body
@@ -51,6 +52,12 @@ class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Only tell the differences."""
 
 
+class ReplacedAnswer(msgspec.Struct, frozen=True):
+    """Whom a replacement of the data processes has replaced."""
+
+    replaced: tuple[str, ...]
+
+
 class Operations(Protocol):
     """What the admin port can do; the control process does it."""
 
@@ -58,6 +65,9 @@ class Operations(Protocol):
 
     async def reload(self, *, apply: bool) -> ReloadAnswer:
         """Raises OperatorError for settings that are wrong; nothing has changed then."""
+
+    async def replace_gateways(self) -> tuple[str, ...]:
+        """The names of those replaced. Raises OperatorError when a new one does not come up."""
 
 
 class AdminServer:
@@ -110,6 +120,12 @@ def application(operations: Operations, *, token: str, listen: str, allowed_host
         except OperatorError as error:
             raise BadRequest(f"{error}; {error.hint}" if error.hint else str(error), code="invalid_settings") from None
 
+    async def replace_gateways(_request: Request) -> Response:
+        try:
+            return _json(ReplacedAnswer(await operations.replace_gateways()))
+        except OperatorError as error:
+            raise Unavailable(str(error), code="not_replaced") from None
+
     async def health(_request: Request) -> Response:
         return _json({"status": "ok"})
 
@@ -117,6 +133,7 @@ def application(operations: Operations, *, token: str, listen: str, allowed_host
         routes=[
             Route("/admin/v1/status", status, methods=["GET"]),
             Route("/admin/v1/reload", reload, methods=["POST"]),
+            Route("/admin/v1/gateways/replace", replace_gateways, methods=["POST"]),
             Route("/health", health, methods=["GET"]),
         ],
         middleware=[Middleware(Guard, token=token, hosts=hosts_of(listen, allowed_hosts))],

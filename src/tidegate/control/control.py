@@ -118,7 +118,7 @@ class Control:
         """Find the models, adopt or start everything. Raises OperatorError if a model cannot be had."""
         self._write_sign_in()
         self.frontends.begin_chat()
-        self.frontends.begin_gateway()  # it says that the model is on its way until it is told of one
+        self.frontends.port.begin()  # it says that the model is on its way until it is told of one
         plan = await self._plan(self.settings)
         records = self.launcher.records
         useless = [record for name in unwanted(self.launcher, plan) if (record := records.get(name))]
@@ -128,7 +128,7 @@ class Control:
         self._publishing = True
         self._publish()
         loop = asyncio.get_running_loop()
-        self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.watch())}
+        self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.port.watch())}
 
     async def ready(self) -> None:
         """Wait until everything runs. Raises OperatorError if the gateway or every engine cannot be started."""
@@ -138,13 +138,12 @@ class Control:
             if view.error is not None:
                 raise view.error
         failed = [view for view in views if view.state is ReplicaState.FAILED]
-        gateway = self.frontends.gateway.view.state is ReplicaState.FAILED
         engines = all(keeper.view.state is ReplicaState.FAILED for keeper in self.replicas.keepers.values())
-        if gateway or engines:
+        if self.frontends.port.failed or engines:
             raise _cannot_start(failed[0].name, failed[0].cause, failed[0].log_tail)
-        child = self.frontends.gateway.life.child if self.frontends.gateway.life else None
-        if child is not None:  # the answer to the first request must not depend on who is faster
-            await self.gateways.arrival(child.id, snapshot=self.gateways.snapshot.number, timeout_s=3.0)
+        number = self.gateways.snapshot.number  # the answer to the first request must not depend on who is faster
+        children = [keeper.life.child.id for keeper in self.frontends.port.keepers if keeper.life and keeper.life.child]
+        await asyncio.gather(*(self.gateways.arrival(one, snapshot=number, timeout_s=3.0) for one in children))
         self._followers.poll()  # what children told of their start comes before "ready"
 
     async def stop(self) -> None:
@@ -153,7 +152,7 @@ class Control:
         self._publishing = False
         for keeper in (*self.frontends.keepers, *self.replicas.keepers.values()):
             keeper.hold()
-        await self.frontends.stop_gateway(self.settings.gateway.drain_timeout_s + 1.0)
+        await self.frontends.port.stop(self.settings.gateway.drain_timeout_s + 1.0)
         await asyncio.gather(self.frontends.stop_chat(CHILD_GRACE_S), self.replicas.stop(CHILD_GRACE_S))
         await self.close()
         state.clear(self._home)
@@ -172,7 +171,7 @@ class Control:
             await asyncio.gather(self._following, return_exceptions=True)
         if self._admin_server is not None:
             await self._admin_server.close()
-        self.frontends.close()
+        self.frontends.port.close()
         await self.gateways.close()
         self._followers.close()
 
@@ -195,10 +194,14 @@ class Control:
             plan = await self._plan(settings)
             self._asked, self.settings = held, settings
             logs.set_level(settings.log.level)
+            await self.frontends.port.apply(settings)
             await self.replicas.apply(plan, settings.gateway.drain_timeout_s)
             self._publish()
         self._world.log.info("settings reloaded", changes=len(changes))
         return ReloadAnswer(changes, applied=True)
+
+    async def replace_gateways(self) -> tuple[str, ...]:
+        return await self.frontends.port.replace()
 
     @property
     def home(self) -> Home:
@@ -227,7 +230,7 @@ class Control:
         ends = {ReplicaState.READY, ReplicaState.FAILED}
         if any(keeper.view.error for keeper in self.replicas.keepers.values()):
             return True
-        if self.frontends.gateway.view.state is ReplicaState.FAILED:
+        if self.frontends.port.failed:
             return True
         frontends = all(keeper.view.state in ends for keeper in self.frontends.keepers)
         return frontends and all(self.replicas.settled(name) for name in self.replicas.keepers)

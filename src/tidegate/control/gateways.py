@@ -40,7 +40,7 @@ class Link:
 
 
 class Gateways:
-    """Serves `run/control.sock`."""
+    """Serves `run/control.sock`. `reported` is given every report, once."""
 
     def __init__(
         self,
@@ -48,10 +48,12 @@ class Gateways:
         *,
         clock: Callable[[], float],
         log: structlog.stdlib.BoundLogger,
+        reported: Callable[[DataReport], None] = lambda _: None,
     ) -> None:
         self.links: dict[ProcessId, Link] = {}
         self.snapshot = FleetSnapshot(number=0)
         self._path, self._clock, self._log = path, clock, log
+        self._reported = reported
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: socket.socket | None = None
@@ -93,6 +95,14 @@ class Gateways:
                     await changed.wait()
         return None
 
+    async def departure(self, process: ProcessId, *, timeout_s: float) -> bool:
+        """Whether a gateway that has ended is gone from `links`: its last report has been read by then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while process in self.links:
+                    await self._changed.wait()
+        return process not in self.links
+
     def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -117,8 +127,9 @@ class Gateways:
             sending = self._run(self._send(link))
             while True:
                 self._tell()
-                link.report, extra = await connected.receive(DataReport)
-                link.reported_at_s = self._clock()
+                report, extra = await connected.receive(DataReport)
+                link.report, link.reported_at_s = report, self._clock()
+                self._reported(report)
                 _close_all(extra)
         except ChannelClosedError as error:
             self._log.debug("gateway gone", cause=str(error))

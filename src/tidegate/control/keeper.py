@@ -99,6 +99,13 @@ class Keeper:
         """Let the process live on, and never start another."""
         self._stopping = True
 
+    def resume(self) -> bool:
+        """Keep it again after `hold`; false if its keeping has ended meanwhile."""
+        if self._task is None or self._task.done():
+            return False
+        self._stopping = False
+        return True
+
     async def stop(self, grace_s: float) -> None:
         """End the process and the keeping; a restart in progress is given up."""
         self.hold()

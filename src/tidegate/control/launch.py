@@ -77,6 +77,11 @@ class Launcher:
         """Record where a child answers: from now on it can be adopted."""
         self.records.put(msgspec.structs.replace(record, url=url, api_key=api_key, dialect=dialect, facts=facts))
 
+    def rename(self, record: ProcessRecord, name: str) -> None:
+        """Keep a child's record under another name, so that its own is free for a successor."""
+        self.records.put(msgspec.structs.replace(record, name=name))
+        self.ended(record.name, record.id)
+
     def ended(self, name: str, process: ProcessId) -> None:
         """Forget a child that is gone, unless its name is another's by now."""
         record = self.records.get(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -25,16 +26,23 @@ CHAT_START_S = 120.0
 """On two busy cores, with nothing compiled yet, Chainlit's imports take their time."""
 ADOPTION_CHECK_S = 2.0
 POLL_S = 0.05
+LAST_REPORT_S = 1.0
+"""Longest wait for an ended gateway's last report; it is there already."""
+RETIRED_GRACE_S = 5.0
 MIB = 1024 * 1024
 
 Result = TypeVar("Result")
 
 
 class GatewayLife:
-    """A gateway process: ready once it has greeted control, for by then it listens."""
+    """A data process: ready once control has heard that it knows the fleet.
+
+    `gone` is called when it has ended and its last report is read.
+    """
 
     def __init__(
         self,
+        name: str,
         launcher: Launcher,
         gateways: Gateways,
         argv: Sequence[str],
@@ -42,29 +50,50 @@ class GatewayLife:
         digest: str,
         listening: socket.socket,
         url: str,
+        gone: Callable[[], None],
         child: LocalChild | None = None,
     ) -> None:
         self.child = child
-        self._launcher, self._gateways = launcher, gateways
+        self._name, self._launcher, self._gateways = name, launcher, gateways
         self._argv, self._digest, self._listening, self._url = argv, digest, listening, url
+        self._gone = gone
+        self._fleet = 0
 
     async def start(self) -> None:
         if self.child is None:
             descriptor = self._listening.fileno()
             argv = [*self._argv, "--listen-fd", str(descriptor)]
+            self._fleet = self._gateways.snapshot.number
+            if self._fleet:  # others serve, or did: nobody may hear from this one that there is no model yet
+                argv.append("--await-fleet")
             self.child = await self._launcher.start(
-                "gateway", ProcessKind.GATEWAY, self._digest, argv, pass_fds=(descriptor,)
+                self._name, ProcessKind.GATEWAY, self._digest, argv, pass_fds=(descriptor,)
             )
 
     async def ready(self) -> None:
         assert self.child is not None  # noqa: S101 - started
-        arriving = self._gateways.arrival(self.child.id, timeout_s=GATEWAY_START_S)
+        arriving = self._gateways.arrival(self.child.id, snapshot=self._fleet, timeout_s=GATEWAY_START_S)
         if await unless_it_ends("gateway", self.child, arriving) is None:
             raise EngineStartError(f"the gateway did not greet control within {GATEWAY_START_S:g} s")
-        _answers(self._launcher, "gateway", self._url)
+        _answers(self._launcher, self._name, self._url)
 
     async def stop(self, grace_s: float) -> None:
-        await _stop(self._launcher, "gateway", self.child, grace_s)
+        await _stop(self._launcher, self._name, self.child, grace_s)
+        if self.child is not None:
+            await self._gateways.departure(self.child.id, timeout_s=LAST_REPORT_S)
+            self._gone()
+
+    async def retire(self, grace_s: float) -> None:
+        """Let it finish what it has while others serve the port."""
+        if self.child is not None:
+            await retire(self.child, grace_s)
+
+    def rename(self, name: str) -> None:
+        """Leave its name to a successor, or have it back."""
+        record = self._launcher.records.get(self._name)
+        if record is not None and self.child is not None and record.id == self.child.id:
+            self._launcher.rename(record, name)
+        self._name = name
 
 
 class ChatLife:
@@ -237,3 +266,12 @@ async def _stop(launcher: Launcher, name: str, child: LocalChild | None, grace_s
     if child is not None:
         await child.stop(grace_s)
         launcher.ended(name, child.id)
+
+
+async def retire(child: LocalChild, grace_s: float) -> None:
+    """Ask a gateway to stop accepting and to finish what it has; after `grace_s` it is ended."""
+    child.signal(signal.SIGUSR1)
+    try:
+        await asyncio.wait_for(child.wait(), grace_s)
+    except TimeoutError:
+        await child.stop(RETIRED_GRACE_S)

@@ -33,21 +33,20 @@ def overview(control: "Control", *, now: float, began: float) -> Status:
         for model in control.replicas.plan.models
     )
     frontends = control.frontends
-    urls = {"api": f"{frontends.gateway_url}/v1", "admin": control.admin.url if control.admin else ""}
+    urls = {"api": f"{frontends.port.url}/v1", "admin": control.admin.url if control.admin else ""}
     if frontends.chat is not None:
         urls["chat"] = frontends.chat_url
     processes = tuple(
-        _process(keeper, frontends.gateway_url if keeper is frontends.gateway else frontends.chat_url, now)
+        _process(keeper, frontends.chat_url if keeper is frontends.chat else frontends.port.url, now)
         for keeper in frontends.keepers
     )
-    gateway = frontends.gateway.view.state is ReplicaState.READY
     memory = machine.memory()
     return Status(
         version=__version__,
         pid=control.pid,
         home=str(control.home.path),
         up_s=round(now - began, 1),
-        ready=gateway and bool(models) and all(model.ready for model in models),
+        ready=frontends.port.serving and bool(models) and all(model.ready for model in models),
         snapshot=control.gateways.snapshot.number,
         keys_required=control.keys_required,
         memory_used_bytes=memory.used_bytes,

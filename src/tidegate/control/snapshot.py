@@ -3,13 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tidegate.config import GatewaySettings, is_loopback
 from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.engines.base import EngineFacts
-from tidegate.types import DialectName, FleetSnapshot, KeyView, ReplicaState, ReplicaView
+from tidegate.types import DialectName, FleetSnapshot, GatewayOptions, KeyView, ReplicaState, ReplicaView
 
 PENDING_URL = "http://127.0.0.1:0"
 """Of a replica that has no address yet; nothing can ever listen there, and only READY replicas are asked."""
+
+SHARED_LIMITS = ("max_connections",)
+"""Limits of the whole port, as against those of a request or a connection."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,16 @@ def build(
         replicas=tuple(_replica(spec, status.get(spec.id, ReplicaStatus())) for spec in plan.replicas),
         keys=(*keys.views, *service),
         keys_required=keys_required(settings, keys),
-        options=settings.options(),
+        options=share_out(settings.options(), settings.processes),
     )
+
+
+def share_out(options: GatewayOptions, processes: int) -> GatewayOptions:
+    """The part of each limit that one of so many data processes has; together they have the limit, rounded up."""
+    if processes == 1:
+        return options
+    parts = {name: -(-getattr(options, name) // processes) for name in SHARED_LIMITS}
+    return msgspec.structs.replace(options, **parts)
 
 
 def keys_required(settings: GatewaySettings, keys: Keys) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +26,9 @@ from tidegate.types import DialectName, ProcessId
 LOCK_FILE = "lock"
 SIGN_IN_FILE = "sign-in.json"
 """Digests of the keys that may sign in to the chat page, a JSON list that the page reads at each attempt."""
+
+METRICS_FOLDER = "metrics"
+"""In `run/`: what each data process counted (see `tidegate.gateway.shared_metrics`)."""
 
 
 class ProcessKind(StrEnum):
@@ -183,6 +187,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def clear(home: Home) -> None:
     """Remove the files of a run that ended in order, those of its engines too; the lock stays."""
+    shutil.rmtree(home.run / METRICS_FOLDER, ignore_errors=True)
     for path in home.run.iterdir():
         if path.name != LOCK_FILE and not path.is_dir():
             path.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.respond import answer_error, answer_json
+from tidegate.gateway.shared_metrics import Shares
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
 from tidegate.http import Exchange, HttpServer, Limits, as_lines
 from tidegate.types import DataReport, FleetSnapshot, ProcessId
@@ -34,7 +35,10 @@ MODELS: Final = "/v1/models"
 class Gateway:
     """One data process. `apply` gives it its fleet; `server` is what clients connect to."""
 
-    def __init__(self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId) -> None:
+    def __init__(
+        self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId, shares: Shares | None = None
+    ) -> None:
+        """With `shares`, /metrics answers for all data processes."""
         clock: Callable[[], float] = lambda: self.now()  # noqa: E731, PLW0108 - `now` may be replaced
         self.fleet = Fleet(clock)
         self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
@@ -61,10 +65,11 @@ class Gateway:
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
-        self._registry = CollectorRegistry()
-        self._registry.register(self.metrics)
+        self.registry = CollectorRegistry()
+        self.registry.register(self.metrics)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
+            collector(registry=self.registry)
+        self._shares = shares
 
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Swap in a snapshot; requests in flight go on as they began."""
@@ -199,7 +204,19 @@ class Gateway:
             self._gatekeeper.check_host(exchange.request)
         if not FORWARDED.isdisjoint(exchange.request.headers):
             raise Forbidden("metrics are not for forwarded requests", code="forbidden")
-        exchange.respond(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(self._registry))
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
+        if self._shares is None:
+            exchange.respond(200, headers, generate_latest(self.registry))
+            return
+        task = self._task(self._shared_metrics(exchange, self._shares, headers))
+        exchange.on_disconnect = lambda: (task.cancel(), None)[1]
+
+    async def _shared_metrics(self, exchange: Exchange, shares: Shares, headers: list[tuple[bytes, bytes]]) -> None:
+        try:
+            exchange.respond(200, headers, await shares.answer(self.registry.collect))
+        except OSError as error:
+            reason = f"the metrics of all processes cannot be put together: {error.strerror}"
+            answer_error(exchange, Unavailable(reason, code="metrics_unavailable"))
 
     # control
 
@@ -213,6 +230,9 @@ class Gateway:
             requests=self.metrics.by_outcome(),
             replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
         )
+
+    def unsent(self, report: DataReport) -> None:
+        """A report did not reach control."""
 
     async def close(self, drain_timeout_s: float) -> bool:
         """Drain and end; true if every answer was finished."""
