@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from fuzz import fields, requests, responses, storm  # noqa: E402 - found by the path above
+from fuzz import fields, requests, responses, storm
 
 SIDES = {
     "requests": (requests, 0.55),
