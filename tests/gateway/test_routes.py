@@ -1,6 +1,7 @@
 """The paths of the data port that the gateway answers itself, and those that do not exist."""
 
 import json
+import re
 
 import pytest
 
@@ -140,7 +141,7 @@ async def test_metrics_are_prometheus_text_and_count_what_happened(gateway, engi
         await client.ask("POST", CHAT, BODY)
         await client.ask("POST", CHAT, b"{}")
         text = (await client.ask("GET", "/metrics")).body.decode()
-    assert 'tidegate_requests_total{model="m",outcome="done",status="200"} 1.0' in text
+    assert re.search(r'tidegate_requests_total\{class="\w*",model="m",outcome="done",status="200"\} 1\.0', text)
     assert 'tidegate_requests_refused_total{code="missing_required_parameter",status="400"} 1.0' in text
     assert 'tidegate_requests_in_flight{model="m"} 0.0' in text
     assert 'tidegate_replica_requests_total{replica="pool-0"} 1.0' in text

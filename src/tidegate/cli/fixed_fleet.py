@@ -49,7 +49,14 @@ class FixedFleet:
         if "auto" in {model.name for model in plan.models}:  # nobody has said yet what it is called
             plan = type(plan)()
         status = {key: self._status(key) for key in self._engines}
-        return build(self._number, settings=self._settings.gateway, plan=plan, status=status, keys=self._keys)
+        return build(
+            self._number,
+            settings=self._settings.gateway,
+            plan=plan,
+            status=status,
+            keys=self._keys,
+            access_log=self._settings.log.access_log(),
+        )
 
     def _status(self, key: str) -> ReplicaStatus:
         engine, facts = self._engines[key], self._facts.get(key)

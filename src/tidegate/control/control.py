@@ -264,6 +264,7 @@ class Control:
             status=self.replicas.status(),
             keys=self.keys,
             service=self._service,
+            access_log=self.settings.log.access_log(),
         )
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)

@@ -8,7 +8,15 @@ import msgspec
 from tidegate.config import GatewaySettings, is_loopback
 from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.engines.base import EngineFacts
-from tidegate.types import DialectName, FleetSnapshot, GatewayOptions, KeyView, ReplicaState, ReplicaView
+from tidegate.types import (
+    AccessLogOptions,
+    DialectName,
+    FleetSnapshot,
+    GatewayOptions,
+    KeyView,
+    ReplicaState,
+    ReplicaView,
+)
 
 PENDING_URL = "http://127.0.0.1:0"
 """Of a replica that has no address yet; nothing can ever listen there, and only READY replicas are asked."""
@@ -44,6 +52,7 @@ def build(
     status: Mapping[str, ReplicaStatus],
     keys: Keys,
     service: Sequence[KeyView] = (),
+    access_log: AccessLogOptions = AccessLogOptions(),  # noqa: B008 - immutable
 ) -> FleetSnapshot:
     """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming."""
     return FleetSnapshot(
@@ -53,6 +62,7 @@ def build(
         keys=(*keys.views, *service),
         keys_required=keys_required(settings, keys),
         options=share_out(settings.options(), settings.processes),
+        access_log=access_log,
     )
 
 

@@ -15,6 +15,8 @@ from prometheus_client.exposition import generate_latest
 
 from tidegate import logs, openai
 from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
+from tidegate.gateway.access_log import AccessLog
+from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.auth import FORWARDED, Gatekeeper, in_networks, is_loopback
 from tidegate.gateway.cors import Cors
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
@@ -22,6 +24,7 @@ from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
+from tidegate.gateway.record import ANONYMOUS
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
@@ -36,14 +39,24 @@ class Gateway:
     """One data process. `apply` gives it its fleet; `server` is what clients connect to."""
 
     def __init__(
-        self, snapshot: FleetSnapshot, *, listen_host: str, process: ProcessId, shares: Shares | None = None
+        self,
+        snapshot: FleetSnapshot,
+        *,
+        listen_host: str,
+        process: ProcessId,
+        access_log: AccessLog | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """With `shares`, /metrics answers for all data processes."""
+        """`access_log` is where lines go once a snapshot asks for them; its end is the caller's.
+
+        With `shares`, /metrics answers for all data processes.
+        """
         clock: Callable[[], float] = lambda: self.now()  # noqa: E731, PLW0108 - `now` may be replaced
         self.fleet = Fleet(clock)
         self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
         self.fleet.on_change = self.observer.changed
         self.metrics = Metrics()
+        self.accounting = Accounting(self.metrics, access_log)
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
         self.now: Callable[[], float] = time.monotonic
         self._loop = asyncio.get_running_loop()
@@ -75,6 +88,7 @@ class Gateway:
         """Swap in a snapshot; requests in flight go on as they began."""
         self.fleet.apply(snapshot)
         self.observer.follow(self.fleet.replicas.values())
+        self.accounting.apply(snapshot)
         options = snapshot.options
         self.server.limits = Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
         self._gatekeeper = Gatekeeper(snapshot, self._listen_host)
@@ -88,8 +102,9 @@ class Gateway:
         try:
             self._route(exchange)
         except RequestError as error:
-            self.metrics.refusal(error.status, error.code)
-            answer_error(exchange, error, [(b"x-request-id", self._request_id(exchange))])
+            identifier = self._request_id(exchange)
+            self._refuse(exchange, error, identifier)
+            answer_error(exchange, error, [(b"x-request-id", identifier)])
         except Exception:  # noqa: BLE001 - the border of the data path: one request's bug is that request's 500, and logged
             logs.get().exception("request failed", path=exchange.request.path[:100])
             answer_error(exchange, RequestError("the gateway failed; its log says why", code="internal_error"))
@@ -125,6 +140,16 @@ class Gateway:
             raise MethodNotAllowed(
                 f"{got.decode('latin-1')} is not allowed here, {wanted.decode()} is", code="method_not_allowed"
             )
+
+    def _refuse(self, exchange: Exchange, error: RequestError, identifier: bytes) -> None:
+        self.accounting.refused(
+            at_s=time.time(),
+            request_id=identifier.decode("latin-1"),
+            caller=ANONYMOUS,
+            path=exchange.request.path,
+            status=error.status,
+            code=error.code or "error",
+        )
 
     def _request_id(self, exchange: Exchange) -> bytes:
         given = exchange.request.headers.get(b"x-request-id")
@@ -163,7 +188,7 @@ class Gateway:
                     exchange, await answer_tokens(exchange.request.path, model, request, self.random()), headers
                 )
             except RequestError as error:
-                self.metrics.refusal(error.status, error.code)
+                self._refuse(exchange, error, identifier)
                 answer_error(exchange, error, headers)
 
         task = self._task(answer())
@@ -229,10 +254,12 @@ class Gateway:
             in_flight=self.metrics.in_flight,
             requests=self.metrics.by_outcome(),
             replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
+            usage=self.accounting.take_usage(),
         )
 
     def unsent(self, report: DataReport) -> None:
-        """A report did not reach control."""
+        """A report did not reach control: the next one tells what was used."""
+        self.accounting.give_back(report.usage)
 
     async def close(self, drain_timeout_s: float) -> bool:
         """Drain and end; true if every answer was finished."""

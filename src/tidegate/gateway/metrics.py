@@ -1,84 +1,145 @@
 """What is counted on the data path: plain numbers, turned into Prometheus' format only when somebody asks.
 
-Labels are bounded: models are those of the settings, outcomes and statuses are few. Names made up by clients never
-become one.
+Labels are bounded: models are those of the settings, classes and outcomes are few, statuses that nobody expects are
+folded, tenants are named up to `gateway.metrics_tenants_max`. Names made up by clients never become one. Past a bound
+the label is `other`. docs/metrics.md tells what each metric means; a test holds it to this file.
 """
 
-from bisect import bisect_left
+import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tidegate.gateway.record import ANONYMOUS, Ended
 from tidegate.types import Outcome, ReplicaReport
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+BUCKETS_TOKENS_PER_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
+OTHER: Final = "other"
+MODELS_MAX: Final = 200
+"""Models ever served by one process: a settings file that is reloaded for years makes no endless series."""
+CLASSES_MAX: Final = 50
+REFUSALS_MAX: Final = 200
+STATUSES: Final = frozenset(
+    (0, 200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 500, 501, 502, 503, 504)
+)
+"""Statuses that keep their number; 0 is a request that ended before an answer had begun. Others become `4xx`."""
 
 
 class Histogram:
-    """Counts by upper bound."""
+    """Counts by upper bound. The data path adds to `counts` itself: `counts[bisect_left(bounds, value)] += 1`."""
 
-    __slots__ = ("counts", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS_S) + 1)
+    def __init__(self, bounds: tuple[float, ...] = BUCKETS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(BUCKETS_S, value)] += 1
-        self.sum += value
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Buckets as Prometheus wants them."""
-        total, buckets = 0, []
-        for bound, count in zip((*(f"{b:g}" for b in BUCKETS_S), "+Inf"), self.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets
+        names = (*(f"{bound:g}" for bound in self.bounds), "+Inf")
+        return [(name, float(total)) for name, total in zip(names, itertools.accumulate(self.counts), strict=True)]
+
+
+class Distributions:
+    """How long the requests of one model and class took."""
+
+    __slots__ = ("duration", "first_byte", "queue", "speed")
+
+    def __init__(self) -> None:
+        self.duration, self.first_byte, self.queue = Histogram(), Histogram(), Histogram()
+        self.speed = Histogram(BUCKETS_TOKENS_PER_S)
 
 
 class ModelCounters:
-    """What is counted for one model."""
+    """What a flight itself counts of its model."""
 
-    __slots__ = ("duration", "ended_by", "first_byte", "in_flight")
+    __slots__ = ("_end", "_name", "in_flight")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, end: Callable[[Ended], None]) -> None:
         self.in_flight = 0
-        self.ended_by: dict[str, dict[int, int]] = {outcome.value: {} for outcome in Outcome}
-        """Ended requests, by outcome and status."""
-        self.duration = Histogram()
-        self.first_byte = Histogram()
+        self._name, self._end = name, end
 
     def ended(self, outcome: Outcome, status: int, *, total_s: float, first_s: float | None) -> None:
         """A request that was counted in has ended."""
-        self.in_flight -= 1
-        by_status = self.ended_by[outcome.value]
-        by_status[status] = by_status.get(status, 0) + 1
-        self.duration.observe(total_s)
-        if first_s is not None:
-            self.first_byte.observe(first_s)
+        self._end(
+            Ended(
+                id="",
+                at_s=time.time(),
+                caller=ANONYMOUS,
+                klass="",
+                model=self._name,
+                replica="",
+                path="",
+                status=status,
+                outcome=outcome,
+                stream=False,
+                queue_s=0.0,
+                first_s=first_s,
+                total_s=total_s,
+            )
+        )
 
 
 class Metrics(Collector):
     """All counters of this process."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelCounters] = {}
+        self.requests: dict[tuple[str, str, str, str], int] = {}
+        """Ended requests, by model, class, outcome, status."""
+        self.tokens: dict[tuple[str, str, str], list[int]] = {}
+        """Of the prompt, and of the answer, by tenant, class, model."""
         self.refused: dict[tuple[int, str], int] = {}
+        self.tenants_max = 0
         self.connections: Callable[[], int] = int
         self.replicas: Callable[[], Iterable[ReplicaReport]] = tuple
+        self.settle: Callable[[], None] = lambda: None
+        """Adds what was counted and is not in here yet."""
+        self.dropped_lines: Callable[[], dict[str, int]] = dict
+        """Lines that are missing in the access log, by reason."""
+        self.end: Callable[[Ended], None] = lambda _: None
+        self._models: dict[str, ModelCounters] = {}
+        self._distributions: dict[tuple[str, str], Distributions] = {}
+        self._labels: dict[str, set[str]] = {"model": set(), "class": set(), "tenant": set()}
 
     def model(self, name: str) -> ModelCounters:
         """The counters of a model that exists."""
+        name = self._label("model", name, MODELS_MAX)
         counters = self._models.get(name)
         if counters is None:
-            counters = self._models[name] = ModelCounters()
+            counters = self._models[name] = ModelCounters(name, self.end)
         return counters
+
+    def distributions(self, model: str, klass: str) -> Distributions:
+        """Of a model that exists and a class."""
+        key = (self._label("model", model, MODELS_MAX), self._label("class", klass, CLASSES_MAX))
+        found = self._distributions.get(key)
+        if found is None:
+            found = self._distributions[key] = Distributions()
+        return found
+
+    def count(self, record: Ended, requests: int, *, queued: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """So many requests like this one have ended; `queued` of them had waited and are in their histogram."""
+        model = self._label("model", record.model, MODELS_MAX)
+        klass = self._label("class", record.klass, CLASSES_MAX)
+        key = (model, klass, record.outcome.value, _status(record.status))
+        self.requests[key] = self.requests.get(key, 0) + requests
+        self.distributions(model, klass).queue.counts[0] += requests - queued
+        if prompt_tokens or completion_tokens:
+            tenant = self._label("tenant", record.caller.tenant, self.tenants_max)
+            tokens = self.tokens.setdefault((tenant, klass, model), [0, 0])
+            tokens[0] += prompt_tokens
+            tokens[1] += completion_tokens
 
     def refusal(self, status: int, code: str | None) -> None:
         """A request was answered with an error before any replica was asked."""
         key = (status, code or "error")
+        if key not in self.refused and len(self.refused) >= REFUSALS_MAX:
+            key = (status, OTHER)
         self.refused[key] = self.refused.get(key, 0) + 1
 
     @property
@@ -87,31 +148,28 @@ class Metrics(Collector):
 
     def by_outcome(self) -> dict[str, int]:
         """Ended requests by outcome."""
-        models = self._models.values()
-        return {o.value: sum(sum(model.ended_by[o.value].values()) for model in models) for o in Outcome}
+        self.settle()
+        totals = {outcome.value: 0 for outcome in Outcome}
+        for (_, _, outcome, _), count in self.requests.items():
+            totals[outcome] += count
+        return totals
+
+    def _label(self, kind: str, value: str, most: int) -> str:
+        """The value, if it is one of the first `most` of its kind."""
+        known = self._labels[kind]
+        if value in known:
+            return value
+        if len(known) >= most:
+            return OTHER
+        known.add(value)
+        return value
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus' view of it all."""
-        requests = CounterMetricFamily(
-            "tidegate_requests", "Requests that ended.", labels=("model", "outcome", "status")
-        )
-        in_flight = GaugeMetricFamily("tidegate_requests_in_flight", "Requests being answered.", labels=("model",))
-        duration = HistogramMetricFamily(
-            "tidegate_request_duration_seconds", "From the whole request to the last byte.", labels=("model",)
-        )
-        first = HistogramMetricFamily(
-            "tidegate_time_to_first_byte_seconds",
-            "From the whole request to the answer's first byte.",
-            labels=("model",),
-        )
-        for name, counters in self._models.items():
-            in_flight.add_metric((name,), counters.in_flight)
-            for outcome, by_status in counters.ended_by.items():
-                for status, count in by_status.items():
-                    requests.add_metric((name, outcome, str(status)), count)
-            for family, histogram in ((duration, counters.duration), (first, counters.first_byte)):
-                family.add_metric((name,), buckets=histogram.cumulative(), sum_value=histogram.sum)
-        yield from (requests, in_flight, duration, first)
+        self.settle()
+        yield from self._collect_requests()
+        yield from self._collect_distributions()
+        yield from self._collect_tokens()
         refused = CounterMetricFamily(
             "tidegate_requests_refused",
             "Requests answered with an error before a replica was asked.",
@@ -121,7 +179,53 @@ class Metrics(Collector):
             refused.add_metric((str(status), code), count)
         yield refused
         yield GaugeMetricFamily("tidegate_connections", "Open client connections.", value=self.connections())
+        dropped = CounterMetricFamily(
+            "tidegate_access_log_dropped", "Lines that are missing in the access log.", labels=("reason",)
+        )
+        for reason, count in self.dropped_lines().items():
+            dropped.add_metric((reason,), count)
+        yield dropped
         yield from self._collect_replicas()
+
+    def _collect_requests(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "tidegate_requests", "Requests that ended.", labels=("model", "class", "outcome", "status")
+        )
+        in_flight = GaugeMetricFamily("tidegate_requests_in_flight", "Requests being answered.", labels=("model",))
+        for key, count in self.requests.items():
+            requests.add_metric(key, count)
+        for name, counters in self._models.items():
+            in_flight.add_metric((name,), counters.in_flight)
+        yield from (requests, in_flight)
+
+    def _collect_distributions(self) -> Iterator[Metric]:
+        labels = ("model", "class")
+        duration = HistogramMetricFamily(
+            "tidegate_request_duration_seconds", "From the whole request to the last byte.", labels=labels
+        )
+        first = HistogramMetricFamily(
+            "tidegate_time_to_first_byte_seconds", "From the whole request to the answer's first byte.", labels=labels
+        )
+        queue = HistogramMetricFamily("tidegate_queue_seconds", "Time in the gateway's queue.", labels=labels)
+        speed = HistogramMetricFamily(
+            "tidegate_stream_tokens_per_second", "Of a stream, after its first byte.", labels=labels
+        )
+        for key, one in self._distributions.items():
+            pairs = ((duration, one.duration), (first, one.first_byte), (queue, one.queue), (speed, one.speed))
+            for family, histogram in pairs:
+                family.add_metric(key, buckets=histogram.cumulative(), sum_value=histogram.sum)
+        yield from (duration, first, queue, speed)
+
+    def _collect_tokens(self) -> Iterator[Metric]:
+        labels = ("tenant", "class", "model")
+        prompt = CounterMetricFamily("tidegate_prompt_tokens", "Tokens of prompts, as engines count.", labels=labels)
+        completion = CounterMetricFamily(
+            "tidegate_completion_tokens", "Tokens of answers, as engines count.", labels=labels
+        )
+        for key, (prompt_tokens, completion_tokens) in self.tokens.items():
+            prompt.add_metric(key, prompt_tokens)
+            completion.add_metric(key, completion_tokens)
+        yield from (prompt, completion)
 
     def _collect_replicas(self) -> Iterator[Metric]:
         busy = GaugeMetricFamily("tidegate_replica_in_flight", "Requests on a replica.", labels=("replica",))
@@ -144,3 +248,7 @@ class Metrics(Collector):
             failed.add_metric(label, report.failures)
             reachable.add_metric(label, float(report.reachable))
         yield from (busy, asked, failed, reachable, healthy, outs)
+
+
+def _status(status: int) -> str:
+    return str(status) if status in STATUSES else f"{status // 100}xx"

@@ -44,3 +44,5 @@ class Ended(msgspec.Struct, frozen=True):
     """The error's code, for those that failed."""
     moves: int = 0
     """How often the request went on to another replica."""
+    client: str = ""
+    """The client's address, where the access log is to have it."""

@@ -6,5 +6,6 @@ owns the writes of a table. Everything here blocks: call it from a thread, never
 
 from tidegate.store.database import Database, open_database
 from tidegate.store.keys import KeyStore, StoredKey, digest_of, new_secret
+from tidegate.store.usage import UsageRow, UsageStore
 
-__all__ = ["Database", "KeyStore", "StoredKey", "digest_of", "new_secret", "open_database"]
+__all__ = ["Database", "KeyStore", "StoredKey", "UsageRow", "UsageStore", "digest_of", "new_secret", "open_database"]

@@ -39,3 +39,17 @@ LIVE_NAME = sa.Index(
     sqlite_where=keys_key.c.revoked_at_s.is_(None),
     postgresql_where=keys_key.c.revoked_at_s.is_(None),
 )
+
+usage_day = sa.Table(
+    "usage_day",
+    metadata,
+    sa.Column("day", sa.Date, primary_key=True, comment="UTC"),
+    sa.Column("tenant", sa.String(64), primary_key=True),
+    sa.Column("class", sa.String(64), primary_key=True),
+    sa.Column("model", sa.String(256), primary_key=True),
+    sa.Column("outcome", sa.String(16), primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+)
+"""What was used, added up by the processes that write it: control, and gateways alone."""

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tidegate.errors import StoreError
 
-HEAD = "0002"
+HEAD = "0003"
 FOLDER = Path(__file__).parent
 
 

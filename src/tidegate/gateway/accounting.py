@@ -1,0 +1,187 @@
+"""Every request is counted here, once, at its end: for the metrics, the usage table and the access log.
+
+On the data path an end costs a look-up, a few additions and an append. What is added up stays beside the counters of
+`Metrics` until somebody reads them (`settle`).
+
+Usage is handed on as differences: `take_usage()` gives what was used since the last time, and forgets it. Whoever took
+it and could not deliver it calls `give_back()`, so that nothing is lost while control is away, and nothing is counted
+twice. What waits is bounded: past `USAGE_ROWS_MAX` combinations, new tenants are added up under `other`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from tidegate.gateway.access_log import QUEUE_RECORDS, AccessLog, Refused
+from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, OTHER, Metrics
+from tidegate.gateway.record import Caller, Ended
+from tidegate.types import FleetSnapshot, Outcome, UsageCount
+
+DAY_S: Final = 86_400
+USAGE_ROWS_MAX: Final = 10_000
+"""Rows that wait to be handed on; some 5 MB."""
+CELLS_MAX: Final = 4096
+"""Combinations of labels that the data path keeps at hand."""
+REFUSED_LINES_PER_S: Final = 20
+"""Refused requests that get a line in the access log; a scanner's others are only counted."""
+
+UsageKey = tuple[str, str, str, str, Outcome]
+"""Day, tenant, class, model, outcome."""
+
+
+class _Cell:
+    """Requests of one combination of labels that ended since the last `settle`."""
+
+    __slots__ = (
+        "completion_tokens",
+        "distributions",
+        "duration",
+        "first_byte",
+        "model",
+        "prompt_tokens",
+        "queued",
+        "record",
+        "requests",
+        "speed",
+    )
+
+    def __init__(self, record: Ended, metrics: Metrics) -> None:
+        self.record = record
+        """One of them, for its labels."""
+        self.requests = self.queued = self.prompt_tokens = self.completion_tokens = 0
+        self.model = metrics.model(record.model)
+        self.distributions = metrics.distributions(record.model, record.klass)
+        self.duration = self.distributions.duration.counts
+        self.first_byte = self.distributions.first_byte.counts
+        self.speed = self.distributions.speed.counts
+
+
+class Accounting:
+    """What one process has counted. Called from the event loop only."""
+
+    def __init__(self, metrics: Metrics, log: AccessLog | None = None) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._queue = None if log is None else log.queue
+        self._cells: dict[tuple[str, str, str, Outcome, int], _Cell] = {}
+        self._usage: dict[UsageKey, list[int]] = {}
+        self._day = ""
+        self._day_begins_s = self._day_ends_s = 0
+        self._refused_second = 0
+        self._refused_lines = 0
+        metrics.settle = self.settle
+        metrics.end = self.ended
+        if log is not None:
+            metrics.dropped_lines = lambda: dict(log.dropped)
+
+    def apply(self, snapshot: FleetSnapshot) -> None:
+        """Take in what the settings say of counting."""
+        self._metrics.tenants_max = snapshot.options.metrics_tenants_max
+        if self._log is not None:
+            self._log.apply(snapshot.access_log)
+            self._queue = self._log.queue if snapshot.access_log.enabled else None
+
+    def ended(self, record: Ended) -> None:
+        """Count a request that was counted in (`ModelCounters.in_flight`) and has ended."""
+        if not self._day_begins_s <= record.at_s < self._day_ends_s:
+            self._turn_day(record.at_s)
+        key = (record.caller.tenant, record.klass, record.model, record.outcome, record.status)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._new_cell(key, record)
+        cell.model.in_flight -= 1
+        cell.requests += 1
+        total_s, first_s = record.total_s, record.first_s
+        distributions = cell.distributions
+        cell.duration[bisect_left(BUCKETS_S, total_s)] += 1
+        distributions.duration.sum += total_s
+        if first_s is not None:
+            cell.first_byte[bisect_left(BUCKETS_S, first_s)] += 1
+            distributions.first_byte.sum += first_s
+        if record.queue_s > 0.0:  # the others are added to the first bucket all at once
+            cell.queued += 1
+            distributions.queue.counts[bisect_left(BUCKETS_S, record.queue_s)] += 1
+            distributions.queue.sum += record.queue_s
+        if record.prompt_tokens is not None:
+            cell.prompt_tokens += record.prompt_tokens
+        tokens = record.completion_tokens
+        if tokens is not None:
+            cell.completion_tokens += tokens
+            if record.stream and tokens > 1 and first_s is not None and total_s > first_s:
+                per_s = (tokens - 1) / (total_s - first_s)
+                cell.speed[bisect_left(BUCKETS_TOKENS_PER_S, per_s)] += 1
+                distributions.speed.sum += per_s
+        queue = self._queue
+        if queue is not None:
+            if len(queue) < QUEUE_RECORDS:
+                queue.append(record)
+            elif self._log is not None:
+                self._log.dropped["full"] += 1
+
+    def refused(self, *, at_s: float, request_id: str, caller: Caller, path: str, status: int, code: str) -> None:
+        """Count a request that was answered with an error before any replica was asked."""
+        self._metrics.refusal(status, code)
+        if self._queue is None or self._log is None:
+            return
+        second = int(at_s)
+        if second != self._refused_second:
+            self._refused_second, self._refused_lines = second, 0
+        self._refused_lines += 1
+        if self._refused_lines > REFUSED_LINES_PER_S:
+            self._log.dropped["rate"] += 1
+        elif len(self._queue) >= QUEUE_RECORDS:
+            self._log.dropped["full"] += 1
+        else:
+            self._queue.append(Refused(at_s, request_id, caller, path, status, code))
+
+    def settle(self) -> None:
+        """Add what the data path counted to the metrics and to the usage that waits."""
+        for cell in self._cells.values():
+            if cell.requests:
+                record = cell.record
+                self._metrics.count(
+                    record,
+                    cell.requests,
+                    queued=cell.queued,
+                    prompt_tokens=cell.prompt_tokens,
+                    completion_tokens=cell.completion_tokens,
+                )
+                key = (self._day, record.caller.tenant, record.klass, record.model, record.outcome)
+                self._add_usage(key, cell.requests, cell.prompt_tokens, cell.completion_tokens)
+                cell.requests = cell.queued = cell.prompt_tokens = cell.completion_tokens = 0
+
+    def take_usage(self) -> tuple[UsageCount, ...]:
+        """What was used since the last time, once. Who cannot deliver it gives it back."""
+        self.settle()
+        usage, self._usage = self._usage, {}
+        return tuple(UsageCount(*key, *counts) for key, counts in usage.items())
+
+    def give_back(self, usage: Iterable[UsageCount]) -> None:
+        """Keep for the next `take_usage` what could not be delivered."""
+        for one in usage:
+            key = (one.day, one.tenant, one.klass, one.model, one.outcome)
+            self._add_usage(key, one.requests, one.prompt_tokens, one.completion_tokens)
+
+    def _add_usage(self, key: UsageKey, requests: int, prompt_tokens: int, completion_tokens: int) -> None:
+        counts = self._usage.get(key)
+        if counts is None:
+            if len(self._usage) >= USAGE_ROWS_MAX:
+                key = (key[0], OTHER, *key[2:])
+            counts = self._usage.setdefault(key, [0, 0, 0])
+        counts[0] += requests
+        counts[1] += prompt_tokens
+        counts[2] += completion_tokens
+
+    def _new_cell(self, key: tuple[str, str, str, Outcome, int], record: Ended) -> _Cell:
+        if len(self._cells) >= CELLS_MAX:
+            self.settle()
+            self._cells.clear()
+        cell = self._cells[key] = _Cell(record, self._metrics)
+        return cell
+
+    def _turn_day(self, at_s: float) -> None:
+        self.settle()
+        self._day_begins_s = int(at_s // DAY_S) * DAY_S
+        self._day_ends_s = self._day_begins_s + DAY_S
+        self._day = datetime.fromtimestamp(self._day_begins_s, UTC).date().isoformat()
