@@ -1,11 +1,15 @@
 """Commands whose standard streams are not what they should be."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tidegate import cli
+from tidegate.cli import status
 
 SAY = "from tidegate.cli import mend_streams; mend_streams(); from tidegate.cli.say import say; "
 
@@ -53,3 +57,16 @@ def test_a_full_disk_is_one_message(tidegate):
     assert ran.returncode == 2
     assert ran.stderr.startswith("tidegate: No space left on device\n")
     assert len(ran.stderr.splitlines()) == 2
+
+
+def test_a_data_folder_of_another_user_is_one_message(monkeypatch, capsys):
+    def refused():
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/tidegate/run/admin.json")
+
+    monkeypatch.setattr(status, "running", refused)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["status"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "tidegate: Permission denied: /srv/tidegate/run/admin.json"
+    assert "another user" in told[1]

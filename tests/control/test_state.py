@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 
@@ -80,3 +81,18 @@ def test_what_a_start_cannot_write_is_one_message_with_the_file(home):
             write()
     with pytest.raises(OperatorError, match=r"sign-in.json cannot be written"):
         state.write_sign_in(home, ())
+
+
+def test_a_data_folder_that_somebody_removed_or_filled_with_noise_stops_nothing(home):
+    (home.run / "service.key").write_bytes(b"\x9a\xff")
+    assert state.service_key(home).startswith("sk-tg-")
+    (home.run / "processes.json").mkdir()
+    assert Records.load(home).all() == ()
+    (home.run / "admin.json").mkdir()
+    with pytest.raises(OperatorError, match=r"admin.json cannot be read: Is a directory"):
+        state.read_admin(home)
+    (home.run / "lock").mkdir()
+    with pytest.raises(OperatorError, match=r"lock cannot be opened: Is a directory"):
+        Lock.acquire(home)
+    shutil.rmtree(home.run)
+    state.clear(home)

@@ -29,10 +29,16 @@ COMMANDS = {
     "fake-engine": "an engine without a model, with faults on demand",
 }
 
-ENDS_OF_THE_MACHINE = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-)
-"""Errors that no program is the cause of, wherever they strike: one message, and no traceback."""
+DISK = "look at the disk (`df -h`, `mount`); `tidegate doctor` looks too"
+FILES = "the limit of open files is too low: raise it with `ulimit -n`"
+OWNER = "does it belong to another user? TIDEGATE_HOME names a data folder of yours"
+HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO), DISK),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), OWNER),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), "the machine is short of memory or processes"),
+}
+"""What to do about the ends of a machine, wherever they strike: one message, and no traceback."""
 
 USAGE = (
     "Usage: tidegate COMMAND [OPTIONS]\n\n"
@@ -67,10 +73,10 @@ def main(argv: list[str] | None = None) -> None:
             print(f"  {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in ENDS_OF_THE_MACHINE:
+        if error.errno not in HINTS:
             raise
         print(f"tidegate: {error.strerror}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
-        print("  look at the free space of the disk, and at `ulimit -a`; `tidegate doctor` looks too", file=sys.stderr)
+        print(f"  {HINTS[error.errno]}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)  # 128 + SIGINT, as shells say it

@@ -64,7 +64,7 @@ class Store:
     def lan_key(self, home: Home) -> str:
         """The key for this network, the same at every start: only its owner can read the file that keeps it."""
         store, file = KeyStore(self.database), home.path / f"{LAN_KEY}.key"
-        held = file.read_text("ascii").strip() if file.exists() else ""
+        held = file.read_text("ascii", "replace").strip() if file.exists() else ""
         if held and digest_of(held) in {view.digest for view in store.views()}:
             return held
         names = (LAN_KEY if number == 1 else f"{LAN_KEY}-{number}" for number in range(1, 1000))

@@ -24,6 +24,7 @@ from tidegate.home import Home, write_private
 from tidegate.types import DialectName, ProcessId
 
 LOCK_FILE = "lock"
+WRITABLE = "look at the permissions of the data folder, and at the space that is free"
 SIGN_IN_FILE = "sign-in.json"
 """Digests of the keys that may sign in to the chat page, a JSON list that the page reads at each attempt."""
 
@@ -71,9 +72,12 @@ class Lock:
 
     @classmethod
     def acquire(cls, home: Home) -> Self:
-        """Raises HomeLockedError that names the process which holds it."""
+        """Raises HomeLockedError that names the process which holds it, or OperatorError."""
         path = home.run / LOCK_FILE
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OperatorError(f"{path} cannot be opened: {error.strerror}", hint=WRITABLE) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,7 +114,7 @@ class Records:
         path = home.run / "processes.json"
         try:
             records = msgspec.json.decode(path.read_bytes(), type=list[ProcessRecord])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
             records = []
         return cls(path, {record.name: record for record in records})
 
@@ -147,11 +151,18 @@ def write_admin(home: Home, url: str) -> AdminAddress:
 
 
 def read_admin(home: Home) -> AdminAddress | None:
-    """Where the control of this data folder answers; None if none was started, or the last one ended in order."""
+    """Where the control of this data folder answers; None if none was started, or the last one ended in order.
+
+    Raises OperatorError.
+    """
+    path = home.run / "admin.json"
     try:
-        return msgspec.json.decode((home.run / "admin.json").read_bytes(), type=AdminAddress)
-    except (FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=AdminAddress)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
+    except OSError as error:
+        hint = "does the data folder belong to another user? TIDEGATE_HOME names yours"
+        raise OperatorError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
 def service_key(home: Home) -> str:
@@ -164,7 +175,7 @@ def service_key(home: Home) -> str:
     path = home.run / "service.key"
     try:
         key = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+    except (OSError, UnicodeDecodeError):
         key = ""
     if not key.startswith(PREFIX):
         key = new_secret()
@@ -181,13 +192,16 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_private(path, data)
     except OSError as error:
-        hint = "look at the permissions of the data folder, and at the space that is free"
-        raise OperatorError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
+        raise OperatorError(f"{path} cannot be written: {error.strerror}", hint=WRITABLE) from None
 
 
 def clear(home: Home) -> None:
-    """Remove the files of a run that ended in order, those of its engines too; the lock stays."""
+    """Remove the files of a run that ended in order, those of its engines too; the lock stays.
+
+    What cannot be removed stays, too, and does no harm: nothing in it lives.
+    """
     shutil.rmtree(home.run / METRICS_FOLDER, ignore_errors=True)
-    for path in home.run.iterdir():
-        if path.name != LOCK_FILE and not path.is_dir():
-            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for path in home.run.iterdir():
+            if path.name != LOCK_FILE and not path.is_dir():
+                path.unlink(missing_ok=True)
