@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.errors import BadRequest, RequestError
+from tidegate.errors import BadRequest, RequestError, UpstreamClosedError
 from tidegate.types import ModelView
 
 JSON: Final = (b"content-type", b"application/json")
@@ -128,3 +128,51 @@ def split_events(data: bytes) -> list[bytes]:
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     return [found for event in data.split(b"\n\n") if event and (found := event_data(event))]
+
+
+def split_raw(data: bytes) -> list[bytes]:
+    """The events in `data`, which ends with a whole one, each byte for byte."""
+    ends = [match.end() for match in _EVENT_END.finditer(data)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def decode_event(data: bytes) -> dict[str, Any]:
+    """The JSON object of an event. Raises UpstreamClosedError: an engine that sends something else has lost its mind."""
+    try:
+        return _decode_event(data)
+    except msgspec.DecodeError as error:
+        raise UpstreamClosedError(f"an event is not a JSON object: {error}") from None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What an answer cost, as the engine counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def usage_of(fields: Mapping[str, Any]) -> Usage | None:
+    """The usage that an event or an answer tells; None where it tells none."""
+    told = fields.get("usage")
+    if not isinstance(told, dict):
+        return None
+    prompt, completion = told.get("prompt_tokens"), told.get("completion_tokens")
+    return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)
+
+
+class _Answer(msgspec.Struct):
+    usage: Usage | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """The usage in a JSON answer; None where there is none, or where the answer is something else."""
+    try:
+        return _decode_answer(body).usage
+    except msgspec.DecodeError:
+        return None

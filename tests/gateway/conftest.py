@@ -77,7 +77,7 @@ async def gateway():
         app = running.gateway
         await until(lambda app=app: not app.metrics.in_flight, "every request having ended")
         assert all(replica.in_flight == 0 for replica in app.fleet.replicas.values()), "every permit is back"
-        await until(lambda app=app: not app._tasks, "no task is left")
+        await until(lambda app=app: not app.flights.tasks, "no task is left")
         endpoints = [replica.endpoint for replica in app.fleet.replicas.values()]
         await app.close(0)
         await until(lambda them=endpoints: not any(one.connections for one in them), "no connection is left")

@@ -91,11 +91,11 @@ async def test_while_the_engine_is_being_connected_to(gateway, how):
     running = await gateway(one.view())
     async with await running.connect() as client:
         client.request("POST", CHAT, BODY)
-        await until(lambda: running.gateway._tasks)
+        await until(lambda: running.gateway.flights.tasks)
         await asyncio.sleep(0.02)
         assert running.replica().in_flight == 1
         await leave(client, how)
-        await until(lambda: not running.gateway._tasks, deadline_s=0.5)
+        await until(lambda: not running.gateway.flights.tasks, deadline_s=0.5)
     await running.ended(Outcome.CANCELLED)
     for sock in (full, *waiting):
         sock.close()

@@ -134,7 +134,8 @@ async def test_private_fields_never_reach_an_engine(gateway, engine, ask, dialec
     one = await engine(streams(event("a", finish_reason="stop"), DONE))
     running = await gateway(one.view(dialect=dialect))
     await ask(running, **dict.fromkeys(private, 1), seed=7, stream=True)
-    assert one.asked[0].json == {"model": "m", "messages": MESSAGES, "seed": 7, "stream": True}
+    wanted = {"model": "m", "messages": MESSAGES, "seed": 7, "stream": True}
+    assert one.asked[0].json == {**wanted, "stream_options": {"include_usage": True}}
 
 
 async def test_every_alias_is_the_model_and_the_engine_gets_its_own_name(gateway, engine, ask):
@@ -186,7 +187,7 @@ async def test_a_stream_to_llama_cpp_stays_a_stream(gateway, engine, ask):
     running = await gateway(one.view(dialect=DialectName.LLAMACPP))
     answer = await ask(running, stream=True)
     assert answer.pieces == [event("a"), DONE]
-    assert "stream_options" not in one.asked[0].json
+    assert one.asked[0].json["stream_options"] == {"include_usage": True}
 
 
 async def test_llama_cpps_refusal_of_a_json_request_is_passed_on(gateway, engine, ask):
@@ -223,7 +224,7 @@ async def test_a_json_request_whose_stream_ends_early_is_asked_of_another(gatewa
     good = await engine(streams(event("b", finish_reason="stop"), DONE))
     views = [one.view(f"pool-{n}", dialect=DialectName.LLAMACPP) for n, one in enumerate((bad, good))]
     running = await gateway(*views)
-    running.gateway.random = lambda: 0.0
+    running.gateway.flights.random = lambda: 0.0
     answer = await ask(running)
     assert json.loads(answer.body)["choices"][0]["message"]["content"] == "b"
 

@@ -1,6 +1,6 @@
 """The shape of a dialect."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,3 +33,7 @@ class Dialect:
     tokenize: Callable[[dict[str, Any]], Steps] | None
     """Steps of /tokenize, from a request in vLLM's shape; None where the engine has no tokenizer to ask."""
     detokenize: Callable[[dict[str, Any]], Steps] | None
+    continue_flags: Mapping[str, Any]
+    """Chat fields that make it go on with the last assistant message instead of answering it."""
+    length_error: Callable[[dict[str, Any]], tuple[int, int] | None]
+    """Tokens asked for and tokens there is room for, where an error object says that a prompt is too long; else None."""

@@ -31,6 +31,14 @@ def detokenize(request: dict[str, Any]) -> Steps:
     return {"prompt": answer["content"]}
 
 
+def length_error(error: dict[str, Any]) -> tuple[int, int] | None:
+    """`{"type": "exceed_context_size_error", "n_prompt_tokens": …, "n_ctx": …}`."""
+    asked, room = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if error.get("type") != "exceed_context_size_error" or not isinstance(asked, int) or not isinstance(room, int):
+        return None
+    return asked, room
+
+
 LLAMACPP = Dialect(
     name=DialectName.LLAMACPP,
     paths=frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")),
@@ -38,4 +46,6 @@ LLAMACPP = Dialect(
     private_fields=frozenset(("priority", "chat_template", "id_slot", "lora", "n_keep", "n_discard")),
     tokenize=tokenize,
     detokenize=detokenize,
+    continue_flags={},
+    length_error=length_error,
 )

@@ -1,6 +1,7 @@
 """Any other OpenAI-compatible server: only what the API itself names."""
 
 from tidegate.dialects.base import Dialect
+from tidegate.dialects.vllm import length_error
 from tidegate.types import DialectName
 
 OPENAI = Dialect(
@@ -10,4 +11,6 @@ OPENAI = Dialect(
     private_fields=frozenset(("priority", "chat_template")),
     tokenize=None,
     detokenize=None,
+    continue_flags={},
+    length_error=length_error,
 )

@@ -1,6 +1,5 @@
 """The gateway: what each path of the data port does, and what every request goes through first."""
 
-import asyncio
 import itertools
 import random
 import re
@@ -19,7 +18,8 @@ from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.auth import FORWARDED, Gatekeeper, in_networks, is_loopback
 from tidegate.gateway.cors import Cors
-from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
+from tidegate.gateway.fleet import Fleet, ModelEntry
+from tidegate.gateway.flights import Flights
 from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
@@ -59,11 +59,9 @@ class Gateway:
         self.accounting = Accounting(self.metrics, access_log)
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
         self.now: Callable[[], float] = time.monotonic
-        self._loop = asyncio.get_running_loop()
         self._listen_host = listen_host
         self._process = process
         self._created = int(time.time())
-        self._tasks: set[asyncio.Task[None]] = set()
         self._id_prefix = f"req-{secrets.token_hex(5)}-".encode()
         self._ids = itertools.count(1)
         self._routes: dict[str, tuple[bytes, Callable[[Exchange], None]]] = {
@@ -75,6 +73,9 @@ class Gateway:
             "/detokenize": (b"POST", self._tokens),
         }
         self.server = HttpServer(self.handle, refusal=_refusal)
+        self.flights = Flights(
+            random=self.random, now=self.now, options=lambda: self.fleet.snapshot.options, ended=self.accounting.ended
+        )
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
@@ -164,17 +165,9 @@ class Gateway:
             raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1.0)
         intake = read_intake(path, exchange.request.body, self.fleet)
         counters = self.metrics.model(intake.model.name)
-        Flight(self, exchange, intake, self._request_id(exchange), counters).launch()
-
-    def spawn(self, connecting: Flight, replica: Replica) -> asyncio.Task[None]:
-        """Connect in the background; the pool had nothing idle."""
-        return self._task(connecting.connect(replica))
-
-    def _task(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        identifier = self._request_id(exchange)
+        flight = Flight(self.flights, exchange, intake, identifier, counters=counters, caller=ANONYMOUS)
+        self.flights.launch(flight)
 
     def _tokens(self, exchange: Exchange) -> None:
         self._gatekeeper.admit(exchange.request)
@@ -191,7 +184,7 @@ class Gateway:
                 self._refuse(exchange, error, identifier)
                 answer_error(exchange, error, headers)
 
-        task = self._task(answer())
+        task = self.flights.run(answer())
         exchange.on_disconnect = lambda: (task.cancel(), None)[1]
 
     # the gateway's own
@@ -233,7 +226,7 @@ class Gateway:
         if self._shares is None:
             exchange.respond(200, headers, generate_latest(self.registry))
             return
-        task = self._task(self._shared_metrics(exchange, self._shares, headers))
+        task = self.flights.run(self._shared_metrics(exchange, self._shares, headers))
         exchange.on_disconnect = lambda: (task.cancel(), None)[1]
 
     async def _shared_metrics(self, exchange: Exchange, shares: Shares, headers: list[tuple[bytes, bytes]]) -> None:
@@ -264,9 +257,7 @@ class Gateway:
     async def close(self, drain_timeout_s: float) -> bool:
         """Drain and end; true if every answer was finished."""
         whole = await self.server.drain(drain_timeout_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.flights.close()
         await self.observer.close()
         self.fleet.close()
         return whole

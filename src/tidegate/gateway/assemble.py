@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import UpstreamClosedError
-from tidegate.openai import split_events, whole_events
+from tidegate.openai import Usage, split_events, usage_of, whole_events
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -48,6 +48,11 @@ class Assembly:
     def whole(self) -> bool:
         """Whether every choice was finished."""
         return self._done and bool(self._choices) and all(c["finish_reason"] for c in self._choices.values())
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine said that the answer cost."""
+        return usage_of(self._frame)
 
     def answer(self) -> bytes:
         """The body of the JSON answer."""

@@ -45,7 +45,6 @@ class Replica:
         "returns",
         "served_name",
         "tried_s",
-        "unreachable_since",
         "view",
     )
 
@@ -60,7 +59,6 @@ class Replica:
         self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s)
         self.in_flight = self.requests = self.failures = 0
         self._now, self._changed = now, changed
-        self.unreachable_since: float | None = None
         self.health = Health()
         self._ailing = False
         self.rank = 0

@@ -4,7 +4,7 @@ What is forwarded is what was decided on: a body that two parsers could read in 
 only an operator may set are taken out.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,9 +17,10 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 _SUBJECT: Final = {CHAT: "messages", COMPLETIONS: "prompt", "/v1/embeddings": "input", "/v1/responses": "input"}
-_GENERATING: Final = frozenset((CHAT, COMPLETIONS))
+GENERATING: Final = frozenset((CHAT, COMPLETIONS))
 _TRUE: Final = msgspec.Raw(b"true")
 _WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
+_HAS_USAGE: Final = frozenset((bytes(_WITH_USAGE), b'{"include_usage": true}'))
 
 
 class Intake(msgspec.Struct):
@@ -33,6 +34,12 @@ class Intake(msgspec.Struct):
     """Whether the client wants a stream."""
     changed: bool = False
     """Whether `fields` say something else than `body`."""
+    wants_usage: bool = False
+    """Whether the client asked for the usage at the end of its stream. The engine is asked for it in any case."""
+
+    def with_fields(self, fields: Fields) -> "Intake":
+        """The same request, asked with other fields."""
+        return msgspec.structs.replace(self, fields=fields, changed=True)
 
     def body_for(self, replica: Replica, *, as_stream: bool) -> bytes:
         """The body this replica is sent; `as_stream` asks it for a stream whatever the client wants."""
@@ -65,12 +72,14 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
     raw = fields.get("stream")
     stream = raw is not None and (bytes(raw) == b"true" or bool(typed(fields, "stream", bool, "true or false")))
     intake = Intake(path, model, fields, body, stream)
-    if path in _GENERATING:
+    if path in GENERATING:
+        if stream:
+            _ask_for_usage(intake)
         for limit in _LIMITS:
             if limit in fields:
                 _check_limit(fields, limit)
         if model.defaults is not None:
-            intake.changed = _put_defaults(fields, model.defaults)
+            intake.changed |= _put_defaults(fields, model.defaults)
     return intake
 
 
@@ -81,6 +90,20 @@ def _check_limit(fields: Fields, limit: str) -> None:
     wanted = typed(fields, limit, int, "a whole number")
     if wanted is not None and wanted < 1:
         raise BadRequest(f"{limit} has to be at least 1, not {wanted}", code="invalid_value", param=limit)
+
+
+def _ask_for_usage(intake: Intake) -> None:
+    """Have the engine tell what the stream cost, and remember whether the client wants to know."""
+    raw = intake.fields.get("stream_options")
+    if raw is not None and bytes(raw) in _HAS_USAGE:
+        intake.wants_usage = True
+        return
+    told = typed(intake.fields, "stream_options", dict[str, Any], "an object")
+    intake.wants_usage = bool(told and told.get("include_usage"))
+    intake.fields["stream_options"] = (
+        msgspec.Raw(msgspec.json.encode({**told, "include_usage": True})) if told else _WITH_USAGE
+    )
+    intake.changed = True
 
 
 def _check_subject(fields: Fields, subject: str) -> None:

@@ -1,31 +1,45 @@
 """One request on its way: asked of a replica, its answer passed on, its end recorded once.
 
-A `Flight` is driven by callbacks: from the pool (`Reply`) and from the client's connection. What it passes on comes
-in three kinds: the events of a stream (whole ones leave at once), a JSON body (as it comes), and a JSON body put
-together from a stream.
+A `Flight` is driven by callbacks: from the pool (`Reply`), from the client's connection, and from a look every second.
+What it passes on comes in three kinds: the events of a stream (`EventRelay`), a JSON body (as it comes), and a JSON
+body put together from a stream (`Assembly`). When its replica dies it goes on elsewhere: as a whole while the client
+has seen nothing, from the word where it stopped later.
 """
 
 import asyncio
+import time
 from typing import Final, Protocol
 
+import msgspec
+
 from tidegate import openai
-from tidegate.errors import BadGateway, BadRequest, ConnectError, EngineError, RequestError, Unavailable
+from tidegate.errors import BadGateway, BadRequest, ConnectError, EngineError, GatewayTimeout, RequestError, Unavailable
+from tidegate.gateway import failover
 from tidegate.gateway.assemble import Assembly
 from tidegate.gateway.fleet import Replica
-from tidegate.gateway.intake import CHAT, Intake
+from tidegate.gateway.intake import CHAT, GENERATING, Intake
 from tidegate.gateway.metrics import ModelCounters
+from tidegate.gateway.record import Caller, Ended
+from tidegate.gateway.relay import EventRelay
 from tidegate.gateway.respond import answer_error
-from tidegate.gateway.router import least_work_of_two
 from tidegate.http import Connection, Exchange, ResponseHead
-from tidegate.types import Outcome
+from tidegate.openai import Usage
+from tidegate.types import GatewayOptions, Outcome
 
-TAIL_BYTES: Final = 64 * 1024
-"""The most of an incomplete event that waits for its end; past it the bytes flow as they come."""
 BUFFERED_BODY_BYTES: Final = 256 * 1024
 """A JSON body up to this size leaves in one write with its length; a larger one flows."""
-UNREACHABLE_S: Final = 1.0
-"""How long a replica that refused a connection is only asked when there is no other."""
 NO_REPLICA_RETRY_S: Final = 2.0
+RETRY_JITTER_S: Final = 0.05
+"""Retries after an engine's error are spread over this time, so that they do not come in one wave."""
+RETRIED: Final = frozenset((500, 502, 503, 504))
+"""An engine's answers that another engine might not give; a 501 or a 4xx would come again."""
+
+
+class Lease(Protocol):
+    """What a key was granted for one request."""
+
+    def end(self, tokens: int) -> None:
+        """The request has ended, and cost so many tokens."""
 
 
 class Host(Protocol):
@@ -37,8 +51,20 @@ class Host(Protocol):
     def now(self) -> float:
         """Monotonic seconds."""
 
+    def options(self) -> GatewayOptions:
+        """The settings of this moment."""
+
     def spawn(self, connecting: "Flight", replica: Replica) -> asyncio.Task[None]:
         """Run `connecting.connect(replica)`."""
+
+    def later(self, seconds: float, flight: "Flight") -> asyncio.TimerHandle:
+        """Call `flight.ask_again()` in so many seconds."""
+
+    def may_retry(self) -> bool:
+        """Whether one more request may be retried after an engine's error; the flight tells `ended` of it."""
+
+    def ended(self, flight: "Flight", record: Ended, *, retried: bool) -> None:
+        """A flight has ended. Called once for each that was launched."""
 
 
 class Flight:
@@ -46,29 +72,49 @@ class Flight:
 
     _replica: Replica | None = None
     _connection: Connection | None = None
-    _connecting: asyncio.Task[None] | None = None
+    _waiting: asyncio.Task[None] | asyncio.TimerHandle | None = None
+    """For a connection, or for the moment of a retry."""
     _head: ResponseHead | None = None
     _assembly: Assembly | None = None
     """Where the answer is put together from a stream that the client did not ask for."""
+    _relay: EventRelay | None = None
+    """Where the events of a stream pass."""
     _events = False
-    """Whether events are being passed on."""
+    """Whether the answer that comes now is a stream of events for the client."""
+    _continuation: failover.Continuation | None = None
+    _rest: Intake | None = None
+    """What is asked of the next replica, once the answer has begun."""
     _tail = b""
-    _torn = False
-    """Whether an event has left in pieces, so that what follows may be in the middle of it."""
     _status = 0
     _attempts = 0
+    _moves = 0
+    _retried = False
     _first_s = 0.0
+    _progress = 0
+    _progress_s = 0.0
+    _usage: Usage | None = None
+    _code = ""
     _refused: frozenset[str] = frozenset()
     """Replicas that have failed this request."""
 
     def __init__(
-        self, host: Host, exchange: Exchange, intake: Intake, request_id: bytes, counters: ModelCounters
+        self,
+        host: Host,
+        exchange: Exchange,
+        intake: Intake,
+        request_id: bytes,
+        *,
+        counters: ModelCounters,
+        caller: Caller,
+        lease: Lease | None = None,
     ) -> None:
         self._host = host
         self._exchange = exchange
         self._intake = intake
         self._id = request_id
         self._counters = counters
+        self._caller = caller
+        self._lease = lease
         self._started_s = host.now()
 
     # asking
@@ -80,20 +126,20 @@ class Flight:
         self._exchange.on_disconnect = self._client_gone
         self._ask(replica)
 
-    def _choose(self) -> Replica:
-        askable = self._intake.model.askable(self._intake.path)
-        replica = least_work_of_two(askable, self._host.random)
-        if replica is not None and replica.unreachable_since is None and not self._refused:
-            return replica
-        return self._choose_among([r for r in askable if r.view.id not in self._refused])
+    @property
+    def over(self) -> bool:
+        """Whether the end has been told."""
+        return self._exchange.finished
 
-    def _choose_among(self, candidates: list[Replica]) -> Replica:
-        long_ago = self._host.now() - UNREACHABLE_S
-        good = [r for r in candidates if r.unreachable_since is None or r.unreachable_since < long_ago]
-        replica = least_work_of_two(good or candidates, self._host.random)
+    def _choose(self, version: str | None = None) -> Replica:
+        """A replica that has not failed this request; of one `version` only, where an answer has begun."""
+        model, refused = self._intake.model, self._refused
+        if version is not None:
+            refused |= {r.view.id for r in model.replicas if r.view.version != version}
+        replica = model.choose(self._intake.path, refused, self._host.random)
         if replica is None:
             raise Unavailable(
-                f"no replica of {self._intake.model.name!r} is ready; it is starting or being restarted",
+                f"no replica of {model.name!r} is ready; it is starting or being restarted",
                 code="no_replica_ready",
                 retry_after_s=NO_REPLICA_RETRY_S,
             )
@@ -108,29 +154,27 @@ class Flight:
         if connection is not None:
             self._send(connection)
         else:
-            if replica.unreachable_since is not None:
-                replica.unreachable_since = self._host.now()  # this request finds out; others wait for what it finds
-            self._connecting = self._host.spawn(self, replica)
+            self._waiting = self._host.spawn(self, replica)
 
     async def connect(self, replica: Replica) -> None:
         """Open a connection to the chosen replica and ask it."""
         try:
             connection = await replica.endpoint.connect()
         except EngineError as error:
-            replica.unreachable_since = self._host.now()
-            self._connecting = None
+            self._waiting = None
             self.on_error(error)
             return
-        self._connecting = replica.unreachable_since = None
+        self._waiting = None
         if self._exchange.finished:
             replica.endpoint.put_back(connection)
             return
         self._send(connection)
 
     def _send(self, connection: Connection) -> None:
-        replica, intake, exchange = self._replica, self._intake, self._exchange
+        replica, exchange = self._replica, self._exchange
         if replica is None:
             return
+        intake = self._rest or self._intake
         self._connection = connection
         as_stream = not intake.stream and intake.path in replica.dialect.json_as_stream
         if as_stream:
@@ -143,6 +187,8 @@ class Flight:
             % (replica.head(intake.path), self._id, len(body), body),
             self,
         )
+        if exchange.paused:
+            connection.pause()
 
     # Reply
 
@@ -150,45 +196,67 @@ class Flight:
         """Decide what is done with the body."""
         self._head = head
         self._status = head.status
-        if self._replica is not None:
-            self._replica.unreachable_since = None
         if not head.headers.get(b"content-type", b"").startswith(b"text/event-stream") or head.status != 200:
             self._assembly = None
+            if head.status in RETRIED and self._nothing_sent and self._may_go_elsewhere():
+                self._go_elsewhere()
         elif self._assembly is None:
             self._events = True
-            self._exchange.start(200, STREAM_HEADERS + self._own_headers())
+            self._begin_stream()
+
+    @property
+    def _nothing_sent(self) -> bool:
+        """Whether the client has seen nothing of an answer yet, but perhaps that it is waited for."""
+        return not self._exchange.started or (self._relay is not None and not self._relay.progress)
+
+    def _begin_stream(self) -> None:
+        if self._relay is None:
+            exchange = self._exchange
+            exchange.start(200, STREAM_HEADERS + self._own_headers())
+            self._relay = EventRelay(exchange, hide_usage=not self._intake.wants_usage)
 
     def on_body(self, payload: bytes) -> None:
         """Pass on what can leave now."""
         if self._first_s == 0.0:
             self._first_s = self._host.now()
-        if self._events:
-            data = self._tail + payload
-            end = openai.whole_events(data)
-            if len(data) - end > TAIL_BYTES:
-                end = len(data)
-                self._torn = True
-            self._tail = data[end:]
-            exchange = self._exchange
-            exchange.write(data[:end])
-            if exchange.chunked and not (self._tail or self._torn) and self._connection is not None:
-                self._connection.pipe = exchange.transport.write
-        elif self._assembly is not None:
-            try:
+        try:
+            if self._events and self._relay is not None:
+                self._pass_events(self._relay, payload)
+            elif self._assembly is not None:
                 self._assembly.feed(payload)
-            except EngineError as error:
-                self._drop_connection()
-                self.on_error(error)
-        elif self._exchange.started:
-            self._exchange.write(payload)
-        elif self._tail or len(payload) > BUFFERED_BODY_BYTES:
-            self._buffer(payload)
-        else:
-            self._tail = payload
+            elif self._exchange.started and self._relay is None:
+                self._exchange.write(payload)
+            elif self._tail or len(payload) > BUFFERED_BODY_BYTES:
+                self._buffer(payload)
+            else:
+                self._tail = payload
+        except EngineError as error:
+            self._drop_connection()
+            self.on_error(error)
+
+    def _pass_events(self, relay: EventRelay, payload: bytes) -> None:
+        if self._continuation is not None:
+            self._pass_continuation(relay, self._continuation, payload)
+            return
+        relay.feed(payload)
+        if self._connection is not None:
+            relay.attach(self._connection)
+
+    def _pass_continuation(self, relay: EventRelay, continuation: failover.Continuation, payload: bytes) -> None:
+        data = self._tail + payload
+        end = openai.whole_events(data)
+        self._tail = data[end:]
+        for event in openai.split_events(data[:end]):
+            said = event if event == b"[DONE]" else continuation.event(event)
+            if said is not None:
+                relay.feed(b"data: %b\n\n" % said)
+        if continuation.stopped:
+            self._drop_connection()
+            self._end_stream(relay)
 
     def _buffer(self, payload: bytes) -> None:
         self._tail += payload
-        if len(self._tail) > BUFFERED_BODY_BYTES:
+        if len(self._tail) > BUFFERED_BODY_BYTES and self._relay is None:
             self._exchange.start(self._status, self._body_headers())
             self._exchange.write(self._tail)
             self._tail = b""
@@ -196,60 +264,218 @@ class Flight:
     def on_end(self) -> None:
         """The engine's answer is whole."""
         self._connection = None
-        exchange = self._exchange
         if self._assembly is not None:
             self._end_assembly(self._assembly)
+        elif self._relay is not None:
+            self._end_events(self._relay)
+        else:
+            self._end_body()
+
+    def _end_events(self, relay: EventRelay) -> None:
+        if not self._events:
+            self._fail(self._told_error(self._tail) or BadGateway("the engine did not answer", code="engine_failed"))
+        elif relay.finished or relay.done or self._intake.path not in GENERATING:
+            relay.end()
+            self._exchange.finish()
+            self._succeeded()
+            self._record(Outcome.DONE)
+        else:
+            self._end_unfinished(relay)
+
+    def _succeeded(self) -> None:
+        if self._replica is not None:
+            self._replica.succeeded()
+
+    def _end_unfinished(self, relay: EventRelay) -> None:
+        """The engine ended its stream in good order in the middle of an answer, as one that is told to stop may do."""
+        replica = self._replica
+        if replica is None:
+            return
+        self._refused |= {replica.view.id}
+        try:
+            self._continue(relay, replica.view.version)
+        except (RequestError, EngineError):
+            relay.end()
+            self._exchange.finish()
+            self._record(Outcome.DONE)
+
+    def _end_body(self) -> None:
+        exchange = self._exchange
+        error = self._told_error(self._tail) if self._status == 400 and not exchange.started else None
+        if isinstance(error, BadRequest) and error.code == LENGTH_CODE:
+            self._fail(error)
             return
         if exchange.started:
             exchange.write(self._tail)
             exchange.finish()
         else:
             exchange.respond(self._status, self._body_headers(), self._tail)
+        if self._status == 200:
+            self._usage = openai.usage_in(self._tail)
+        if self._status < 500:
+            self._succeeded()
+        elif self._status in RETRIED and self._replica is not None:
+            self._replica.failed("status")
         self._record(Outcome.DONE if self._status < 500 else Outcome.FAILED)
 
     def _end_assembly(self, assembly: Assembly) -> None:
         if assembly.error is not None:
-            self._fail(_engine_error(assembly.error))
+            self._fail(self._engine_error(assembly.error))
         elif assembly.whole:
+            self._usage = assembly.usage
             self._exchange.respond(200, JSON_LINE + self._own_headers(), assembly.answer())
+            self._succeeded()
             self._record(Outcome.DONE)
         else:
             self.on_error(EngineError("the stream ended before the answer was whole"))
 
     def on_error(self, error: EngineError) -> None:
-        """The engine will not finish this answer: ask another while the client has seen nothing, else say so."""
+        """The engine will not finish this answer: it is asked for elsewhere, whole or from where it stopped."""
         connection, self._connection = self._connection, None
         replica = self._replica
         if self._exchange.finished or replica is None:
             return
-        if not self._exchange.started:
-            stale = connection is not None and connection.reused and self._head is None
-            if not stale:
-                replica.failures += 1
-                self._refused |= {replica.view.id}
-            replica.in_flight -= 1
-            self._replica = None
-            self._forget_answer()
+        stale = connection is not None and connection.reused and self._head is None
+        if not stale:
+            replica.failures += 1
+            replica.failed("connect" if isinstance(error, ConnectError) else "broken")
+            self._refused |= {replica.view.id}
+        if self._nothing_sent:
+            self._leave_replica()
             try:
                 self._ask(self._choose())
             except RequestError as refusal:
                 unreached = isinstance(error, ConnectError)
                 self._fail(refusal if unreached else BadGateway(str(error), code="engine_failed"))
-            return
-        replica.failures += 1
-        self._fail(BadGateway("the engine broke off this answer", code="engine_failed"))
+        elif self._relay is None:
+            self._fail(BadGateway("the engine broke off this answer", code="engine_failed"))
+        else:
+            self._move(self._relay, replica.view.version)
 
-    def _forget_answer(self) -> None:
-        self._head = None
-        self._assembly = None
+    def _leave_replica(self) -> None:
+        """Give the replica's work back and forget what it has said."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            replica.in_flight -= 1
+        self._head = self._assembly = None
+        self._events = False
         self._tail = b""
-        self._first_s = 0.0
+        if self._relay is None:
+            self._first_s = 0.0
+
+    # going on elsewhere
+
+    def _may_go_elsewhere(self) -> bool:
+        if self._retried or self._replica is None:
+            return False
+        refused = self._refused | {self._replica.view.id}
+        others = [r for r in self._intake.model.askable(self._intake.path) if r.view.id not in refused]
+        return bool(others) and self._host.may_retry()
+
+    def _go_elsewhere(self) -> None:
+        """An engine's error is not passed on while another engine may answer: in a moment, never on the same one."""
+        self._retried = True
+        if self._replica is not None:
+            self._refused |= {self._replica.view.id}
+            self._replica.failures += 1
+            self._replica.failed("status")
+        self._drop_connection()
+        self._leave_replica()
+        self._waiting = self._host.later(self._host.random() * RETRY_JITTER_S, self)
+
+    def ask_again(self) -> None:
+        """The moment of a retry has come."""
+        self._waiting = None
+        if self._exchange.finished:
+            return
+        try:
+            self._ask(self._choose())
+        except RequestError as error:
+            self._fail(error)
+
+    def _move(self, relay: EventRelay, version: str) -> None:
+        """The replica died in the middle of a stream: another one of the same version goes on with it."""
+        relay.forget_tail()
+        if relay.finished:
+            self._end_stream(relay)
+            return
+        try:
+            self._continue(relay, version)
+        except RequestError as error:
+            self._fail(BadGateway(f"the engine broke off this answer, and {error}", code="engine_failed"))
+        except EngineError:
+            self._fail(BadGateway("the engine broke off this answer", code="engine_failed"))
+
+    def _continue(self, relay: EventRelay, version: str) -> None:
+        if relay.kept is None or relay.torn:
+            raise EngineError("the stream was not kept")
+        sent = failover.read_sent(relay.kept_payload(), self._intake.path)
+        if not failover.can_continue(self._intake.fields, sent):
+            raise EngineError("this kind of answer cannot be continued")
+        replica = self._choose(version)
+        if sent.text and not replica.view.continues:
+            raise EngineError("no replica continues a text as it would have gone on")
+        flags = dict(replica.dialect.continue_flags)
+        fields = failover.continuation(self._intake.fields, sent, self._intake.path, flags=flags)
+        relay.forget_tail()
+        self._leave_replica()
+        if fields is None:  # it died after its last token
+            relay.feed(b"data: %b\n\n" % failover.last_event(sent, self._intake.path))
+            self._end_stream(relay)
+            return
+        self._moves += 1
+        self._continuation = failover.Continuation(self._intake.fields, sent, self._intake.path)
+        self._rest = self._intake.with_fields(fields)
+        self._ask(replica)
+
+    def _end_stream(self, relay: EventRelay) -> None:
+        """The answer is whole, although no engine said so."""
+        if not relay.done:
+            relay.feed(openai.DONE)
+        self._exchange.finish()
+        self._record(Outcome.DONE)
+
+    # a look every second
+
+    def look(self, now: float, options: GatewayOptions) -> None:
+        """End what takes longer than the settings allow, and tell a client that waits that it is not forgotten."""
+        waited = now - self._started_s
+        relay = self._relay
+        progress = relay.progress if relay is not None else 0
+        if progress != self._progress or not self._progress_s:
+            if self._replica is not None:
+                self._replica.progress += progress != self._progress
+            self._progress, self._progress_s = progress, now
+        if options.total_timeout_s and waited > options.total_timeout_s:
+            self._give_up(f"the answer took longer than {options.total_timeout_s:g} s")
+        elif options.first_byte_timeout_s and not self._first_s and waited > options.first_byte_timeout_s:
+            self._give_up(f"the answer did not begin within {options.first_byte_timeout_s:g} s")
+        elif self._events and progress and now - self._progress_s > options.stall_timeout_s and self._connection:
+            self._progress_s = now
+            self._drop_connection()
+            self.on_error(EngineError(f"no event came for {options.stall_timeout_s:g} s"))
+        elif options.keepalive_after_s and self._intake.stream and not progress and waited > options.keepalive_after_s:
+            self._begin_stream()
+            self._exchange.write(b": waiting\n\n")
+
+    def measure(self) -> int:
+        """Bytes kept of this stream."""
+        return self._relay.measure() if self._relay is not None else 0
+
+    def lose(self) -> None:
+        """Keep nothing more of this stream."""
+        if self._relay is not None:
+            self._relay.lose()
+
+    def _give_up(self, why: str) -> None:
+        self._drop_connection()
+        self._fail(GatewayTimeout(why, code="timeout"))
 
     # ends
 
     def _client_gone(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._drop_connection()
         self._record(Outcome.CANCELLED)
 
@@ -259,27 +485,54 @@ class Flight:
             connection.abort()
 
     def _fail(self, error: RequestError) -> None:
-        exchange = self._exchange
+        exchange, relay = self._exchange, self._relay
+        if self._waiting is not None:
+            self._waiting.cancel()
         if not exchange.started:
             answer_error(exchange, error, self._own_headers())
-        elif self._events:
-            exchange.write(b"\n\n" * self._torn + openai.error_event(error))
+        elif relay is not None:
+            exchange.write(b"\n\n" * relay.torn + openai.error_event(error))
             exchange.finish()
         else:
             exchange.abort()
         self._status = error.status
-        self._record(Outcome.FAILED)
+        self._code = error.code or ""
+        self._record(Outcome.FAILED if error.status >= 500 else Outcome.DONE)
 
     def _record(self, outcome: Outcome) -> None:
-        """The one place where a request's end is counted and its replica's work given back."""
+        """The one place where a request's end is told and its replica's work given back."""
         replica, self._replica = self._replica, None
         if replica is not None:
             replica.in_flight -= 1
-        self._counters.ended(
-            outcome,
-            self._status,
-            total_s=self._host.now() - self._started_s,
-            first_s=self._first_s - self._started_s if self._first_s else None,
+        relay, now = self._relay, self._host.now()
+        usage = self._usage
+        if relay is not None:
+            usage = relay.usage or (Usage(0, relay.progress) if relay.progress else None)
+        if self._lease is not None:
+            self._lease.end(usage.prompt_tokens + usage.completion_tokens if usage is not None else 0)
+        intake = self._intake
+        self._host.ended(
+            self,
+            Ended(
+                id=self._id.decode("latin-1"),
+                at_s=time.time(),
+                caller=self._caller,
+                klass="standard",
+                model=intake.model.name,
+                replica=replica.view.id if replica is not None else "",
+                path=intake.path,
+                status=self._status,
+                outcome=outcome,
+                stream=intake.stream,
+                queue_s=0.0,
+                first_s=self._first_s - self._started_s if self._first_s else None,
+                total_s=now - self._started_s,
+                prompt_tokens=usage.prompt_tokens if usage is not None else None,
+                completion_tokens=usage.completion_tokens if usage is not None else None,
+                code=self._code,
+                moves=self._moves,
+            ),
+            retried=self._retried,
         )
 
     def _own_headers(self) -> bytes:
@@ -297,16 +550,34 @@ class Flight:
             lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
         return lines
 
+    # an engine's errors
 
+    def _told_error(self, body: bytes) -> RequestError | None:
+        """The error in an engine's answer; None where there is none to be read."""
+        try:
+            told = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            return None
+        error = told.get("error", told) if isinstance(told, dict) else None
+        return self._engine_error(error) if isinstance(error, dict) else None
+
+    def _engine_error(self, error: dict[str, object]) -> RequestError:
+        """An engine's error object as the client is told it: a prompt that is too long is said as OpenAI says it."""
+        too_long = self._replica.dialect.length_error(error) if self._replica is not None else None
+        if too_long is not None:
+            asked, room = too_long
+            return BadRequest(
+                f"this model's context is {room} tokens long, and the request has {asked}; shorten the messages",
+                code=LENGTH_CODE,
+                param="messages" if self._intake.path == CHAT else "prompt",
+            )
+        message, code = str(error.get("message") or "the engine failed"), error.get("code")
+        kind = BadRequest if isinstance(code, int) and 400 <= code < 500 else BadGateway
+        return kind(message, code=str(error.get("type") or "engine_failed"))
+
+
+LENGTH_CODE: Final = "context_length_exceeded"
 JSON_LINE: Final = b"content-type: application/json\r\n"
 STREAM_HEADERS: Final = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
-
-
-def _engine_error(error: dict[str, object]) -> RequestError:
-    """An error an engine sent inside a stream that the client never saw begin."""
-    message = str(error.get("message") or "the engine failed")
-    code = error.get("code")
-    kind = BadRequest if isinstance(code, int) and 400 <= code < 500 else BadGateway
-    return kind(message, code=str(error.get("type") or "engine_failed"))
