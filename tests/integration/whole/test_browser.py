@@ -51,7 +51,7 @@ def test_a_person_asks_sees_the_answer_grow_stops_it_and_asks_again(tab):
     expect(answers(tab)).to_have_count(2, timeout=WAIT_MS)
     expect(answers(tab).last).to_have_text(re.compile(r"\S"), timeout=WAIT_MS)
     finished(tab)
-    assert answers(tab).first.inner_text() == written
+    assert answers(tab).first.inner_text().strip() == written.strip()
     assert tab.outside == []
 
 
