@@ -101,3 +101,17 @@ def test_ctrl_c_ends_it_quietly():
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=20)
         assert (child.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(["--port", "99999"], "Invalid value for '--port'"), (["--ready-file", "{}/none/ready"], "--ready-file: ")],
+)
+def test_what_cannot_be_is_one_message(tmp_path, flags, told):
+    flags = [flag.format(tmp_path) for flag in flags]
+    ran = subprocess.run(
+        [*COMMAND, "--port", "0", *flags], check=False, timeout=60, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ran.returncode == 2
+    assert told in ran.stderr
+    assert "Traceback" not in ran.stderr

