@@ -9,7 +9,7 @@ FIRST = re.compile(rb"(" + TOKEN + rb") +([\x21-\x7e\x80-\xff]+) +HTTP/(\d)\.(\d
 LINE = re.compile(
     rb"(" + TOKEN + rb"):[ \t]*((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*"
 )
-SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+SIZE = re.compile(rb"(0*[0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 ONCE = (b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding", b"expect")
 
 

@@ -26,7 +26,7 @@ WHOLE_EVENT: Final = b"\n\n\r\n"
 """How a chunk ends whose payload ends a server-sent event."""
 MAX_SEEN_BYTES: Final = 2048
 
-_CHUNK_SIZES: Final = {b"%x" % n: n for n in range(1, 4096)}
+_CHUNK_SIZES: Final = {b"%x" % n: n for n in range(2, 4096)}
 """Size lines of ordinary events, so that telling their size is one look-up."""
 
 
