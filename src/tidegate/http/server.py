@@ -18,6 +18,8 @@ from tidegate.http.limits import Limits
 from tidegate.http.request import Glance
 
 SWEEP_S: Final = 1.0
+TLS_GOODBYE_S: Final = 1.0
+"""How long a client may take to answer the end of a TLS session; many never do."""
 IDLE_DRAIN_S: Final = 1.0
 """How long a kept-alive connection may still bring a request once the server drains."""
 ACCEPTED_S: Final = 0.05
@@ -63,7 +65,11 @@ class HttpServer:
         self._settle_s = ACCEPTED_S if tls is None else IDLE_DRAIN_S
         self._sweep(self._loop)
         self._server = await self._loop.create_server(
-            lambda: ServerConnection(self), sock=listening.dup(), backlog=4096, ssl=tls
+            lambda: ServerConnection(self),
+            sock=listening.dup(),
+            backlog=4096,
+            ssl=tls,
+            ssl_shutdown_timeout=TLS_GOODBYE_S if tls is not None else None,
         )
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
