@@ -168,7 +168,7 @@ def test_a_gpu_is_told_with_the_command_that_makes_use_of_it():
     for language in ("en", "zh"):
         sentence = announce.gpu_sentence([gpu, gpu], ["llamacpp"], language)
         assert "NVIDIA A10" in sentence
-        assert sentence.endswith("tidegate engines install vllm")
+        assert sentence.endswith("pip install vllm")
 
 
 def test_the_lan_key_stays_the_same_until_it_is_revoked(tmp_path):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tidegate.config import Settings, is_loopback, split_address
 from tidegate.control import ports
-from tidegate.control.doctor.gpu import Gpu
+from tidegate.control.doctor.gpu import VLLM_COMMAND, Gpu
 from tidegate.control.status import Status
 
 Language = Literal["en", "zh"]
@@ -82,12 +82,12 @@ def gpu_sentence(gpus: Sequence[Gpu], engines: Sequence[str], language: Language
     if language == "zh":
         return (
             f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}驱动 {gpu.driver}）。目前由 CPU 回答；"
-            "要使用 GPU，请安装 vLLM：tidegate engines install vllm"
+            f"要使用 GPU，请安装 vLLM，启动后用 tidegate up --engine URL 接入：{VLLM_COMMAND}"
         )
     count = "a GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     return (
         f"Found {count}: {gpu.name} ({memory}driver {gpu.driver}). The CPU answers for now; "
-        "vLLM would use it: tidegate engines install vllm"
+        f"vLLM would use it; start it and give its URL to `tidegate up --engine`: {VLLM_COMMAND}"
     )
 
 

@@ -156,7 +156,7 @@ def test_gpus_are_told_with_the_command_that_uses_them():
     gpus = gpu.parse("NVIDIA A10, 23028, 22500, 550.54.15, 8.6\nNVIDIA GB10, [N/A], [N/A], 580.1, 12.1\nnoise\n")
     first, second = gpu.check(gpu.GpuFacts(gpus, 2))
     assert first.text == "NVIDIA A10, 22.0 GiB of 22.5 GiB free, driver 550.54.15, compute 8.6"
-    assert "tidegate engines install vllm" in first.advice
+    assert "pip install vllm" in first.advice
     assert second.text == "NVIDIA GB10, driver 580.1, compute 12.1"
 
 

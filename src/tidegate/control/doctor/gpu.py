@@ -12,7 +12,8 @@ QUERY = "name,memory.total,memory.free,driver_version,compute_cap"
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI classes of VGA and 3D controllers."""
-INSTALL_VLLM = "`tidegate engines install vllm` installs the engine for it"
+VLLM_COMMAND = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"
+INSTALL_VLLM = f"`{VLLM_COMMAND}` installs the engine for it; start it, and give its URL to `tidegate up --engine`"
 
 
 @dataclass(frozen=True)
