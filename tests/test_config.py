@@ -273,6 +273,13 @@ def test_a_file_that_cannot_be_read_says_why(write):
     assert ran.stdout == f"{file}: cannot be read: Permission denied\n"
 
 
+@pytest.mark.parametrize("port", ["99999", "x"])
+def test_an_engine_s_port_is_one_that_can_be(port):
+    pool = {"name": "p", "model": "auto", "engine": "external", "urls": [f"http://127.0.0.1:{port}"]}
+    with pytest.raises(SettingError, match="a port is a number, and at most 65535"):
+        load(None, {"pool": [pool]}, environ={})
+
+
 @pytest.mark.parametrize("text", ["a=" + "[" * 5000 + "]" * 5000, "[a" + ".a" * 5000 + "]", "a=" + "[" * 40 + "]" * 40])
 def test_what_is_nested_without_end_is_no_settings_file(write, text):
     file = write(text)

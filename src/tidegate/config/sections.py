@@ -39,6 +39,10 @@ def _engine_url(value: str) -> str:
         raise ValueError(f"{value!r}: engines are spoken to without TLS; put a proxy on the way, or use http://")
     if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{value!r} is not the URL of an engine, as in http://127.0.0.1:8100")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"{value!r}: a port is a number, and at most 65535") from None
     if parts.path.rstrip("/") not in {"", "/v1"}:
         raise ValueError(f"{value!r}: the URL of an engine ends with its port, and its API is below /v1")
     return value
