@@ -1,0 +1,101 @@
+"""A proxy that does nothing but pass requests on: what a gateway's cost is measured against.
+
+`python bare_proxy.py PORT ENGINE_PORT`. uvloop and httptools, a pool, and no feature of any kind: no limits, no faults
+handled, no routing, no accounting.
+"""
+
+import asyncio
+import sys
+from collections import deque
+
+import httptools
+import uvloop
+
+
+class Client(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, proxy: "Proxy") -> None:
+        self.proxy = proxy
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # it is TCP
+        self.parser = httptools.HttpRequestParser(self)
+        self.body: list[bytes] = []
+        self.url = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.url = url
+
+    def on_body(self, body: bytes) -> None:
+        self.body.append(body)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self.body)
+        self.body.clear()
+        request = b"%b %b HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+            self.parser.get_method(), self.url, len(body), body,
+        )  # fmt: skip
+        self.proxy.ask(self, request)
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to the engine."""
+
+    def __init__(self, proxy: "Proxy") -> None:
+        self.proxy = proxy
+        self.client: Client | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # it is TCP
+        self.parser = httptools.HttpResponseParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.client is not None:
+            self.client.transport.write(data)
+        self.parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self.client = None
+        self.proxy.pool.append(self)
+
+
+class Proxy:
+    """The pool, and who is asked."""
+
+    def __init__(self, engine_port: int) -> None:
+        self.engine_port = engine_port
+        self.pool: deque[Upstream] = deque()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def ask(self, client: Client, request: bytes) -> None:
+        if self.pool:
+            self._send(self.pool.pop(), client, request)
+        else:
+            task = asyncio.get_running_loop().create_task(self._connect(client, request))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _connect(self, client: Client, request: bytes) -> None:
+        _, upstream = await asyncio.get_running_loop().create_connection(
+            lambda: Upstream(self), "127.0.0.1", self.engine_port
+        )
+        self._send(upstream, client, request)
+
+    @staticmethod
+    def _send(upstream: Upstream, client: Client, request: bytes) -> None:
+        upstream.client = client
+        upstream.transport.write(request)
+
+
+async def main(port: int, engine_port: int) -> None:
+    proxy = Proxy(engine_port)
+    server = await asyncio.get_running_loop().create_server(lambda: Client(proxy), "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2])))
