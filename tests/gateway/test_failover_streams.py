@@ -6,7 +6,7 @@ import json
 import pytest
 from msgspec import structs
 
-from gateway.byte_engine import ByteEngine
+from gateway.byte_engine import DONE, ByteEngine, streams
 from tidegate.engines.fake_server import FakeServer, FakeServerOptions
 from tidegate.types import DialectName, GatewayOptions, ModelView, ReplicaState, ReplicaView
 
@@ -264,3 +264,22 @@ async def test_a_client_that_waits_is_told_so_and_then_errors_come_as_events(gat
     assert answer.body.startswith(b": waiting\n\n")
     assert json.loads(answer.body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"] == "engine_failed"
     await engine.stop()
+
+
+@pytest.mark.parametrize("wants_stream", [True, False])
+async def test_llama_cpps_null_before_the_answers_to_several_prompts_is_not_passed_on(gateway, engine, wants_stream):
+    def piece(index, text, **more):
+        choice = {"index": index, "text": text, "finish_reason": None, **more}
+        return b"data: " + json.dumps({"id": "c", "choices": [choice]}).encode() + b"\n\n"
+
+    events = [b"data: null\n\n", piece(0, "a", finish_reason="stop"), piece(1, "b", finish_reason="stop"), DONE]
+    one = await engine(streams(*events))
+    running = await gateway(one.view(dialect=DialectName.LLAMACPP))
+    body = {"model": "m", "prompt": ["x", "y"], "stream": wants_stream}
+    async with await running.connect() as client:
+        answer = await client.ask("POST", "/v1/completions", json.dumps(body).encode())
+    assert answer.status == 200
+    if wants_stream:
+        assert answer.body == b"".join(events[1:])
+    else:
+        assert [choice["text"] for choice in json.loads(answer.body)["choices"]] == ["a", "b"]

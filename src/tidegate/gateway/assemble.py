@@ -4,7 +4,7 @@ A JSON request goes to some engines as a stream, because they end a stream when 
 answer (see `Dialect.json_as_stream`). What the client gets is what the engine would have answered itself.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +12,10 @@ from tidegate.errors import UpstreamClosedError
 from tidegate.openai import Usage, split_events, usage_of, whole_events
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+NO_NEWS: Final = frozenset((b"[DONE]", b"null"))
+"""Events that say nothing of the answer; llama.cpp begins the stream of several prompts with a null."""
 
 
 class Assembly:
@@ -33,6 +37,7 @@ class Assembly:
         for event in split_events(data[:end]):
             if event == b"[DONE]":
                 self._done = True
+            if event in NO_NEWS:
                 continue
             try:
                 self._take(_decode(event))

@@ -17,6 +17,8 @@ TAIL_BYTES: Final = 64 * 1024
 FINISH: Final = b'finish_reason":'
 """Cannot stand inside a JSON string, where its quote would be escaped."""
 _AFTER_FINISH: Final = len(FINISH)
+NULL_EVENT: Final = b"data: null\n\n"
+"""How llama.cpp begins the stream of several prompts; no client knows what to do with it."""
 DONE_CHUNK: Final = openai.DONE + b"\r\n"
 
 
@@ -63,7 +65,7 @@ class EventRelay:
     def pipe(self, framed: bytes) -> None:
         """One chunk that ends an event, as it came: the way of nearly every event."""
         at = framed.find(FINISH)
-        if at < 0 or framed.startswith(b"null", at + _AFTER_FINISH):
+        if not self.finished and (at < 0 or framed.startswith(b"null", at + _AFTER_FINISH)):
             if self.kept is not None:
                 self.kept.append(framed)
             else:
@@ -83,6 +85,8 @@ class EventRelay:
         if not end:
             return
         whole = data[:end]
+        if whole.startswith(NULL_EVENT):
+            whole = whole[len(NULL_EVENT) :]
         self.torn = False
         if self.finished or b"[DONE]" in whole or _has_finish(whole):
             for event in openai.split_raw(whole):
@@ -99,10 +103,6 @@ class EventRelay:
     def forget_tail(self) -> None:
         """The replica is gone: half an event of it is worth nothing."""
         self._tail = b""
-
-    def send_event(self, data: bytes) -> None:
-        """One event of our own making, kept like the engine's."""
-        self._send(b"data: %b\n\n" % data)
 
     def measure(self) -> int:
         """Bytes kept; counts what came since the last call."""
