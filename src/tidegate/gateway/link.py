@@ -65,7 +65,7 @@ class Link:
         except asyncio.CancelledError:
             self._ending = True
             self._due.set()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, ChannelClosedError):
                 await asyncio.wait_for(asyncio.shield(reporting), LAST_REPORT_S)
             raise
         finally:
