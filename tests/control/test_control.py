@@ -76,6 +76,7 @@ class Site:
             "pool": [{"name": "p", "model": "m", "engine": "fake", "replicas": 2}],
         }
         self.keys = Keys()
+        self.usage = []
         self.argv, self.error = ENGINE, None
         self.control = None
 
@@ -95,6 +96,7 @@ class Site:
             served=nothing,
             make_engine=lambda spec, spawn: Engine(self.argv, spawn, self.home.logs / f"{spec.id}.log", self.error),
             keys=lambda: self.keys,
+            add_usage=self.usage.extend,
         )
         world = World(clock=time.monotonic, wall=time.time, rng=random.Random(1), log=logs.get())
         self.control = Control(self.settings(), self.home, parts, world)

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.gateway.access_log import QUEUE_RECORDS, AccessLog
-from tidegate.gateway.accounting import CELLS_MAX, REFUSED_LINES_PER_S, USAGE_ROWS_MAX, Accounting
+from tidegate.gateway.accounting import CELLS_MAX, REFUSED_LINES_PER_S, Accounting
 from tidegate.gateway.metrics import MODELS_MAX, REFUSALS_MAX, Metrics
 from tidegate.gateway.record import ANONYMOUS, Caller, Ended
+from tidegate.gateway.usage_sums import ROWS_MAX
 from tidegate.types import AccessLogOptions, FleetSnapshot, GatewayOptions, Outcome
 
 NOON = 1_790_000_000 // 86_400 * 86_400 + 43_200
@@ -138,11 +139,11 @@ def test_reports_add_up_to_what_ended_under_any_order_of_reports_and_failures(ev
 
 def test_while_nobody_takes_it_usage_is_bounded_and_nothing_is_lost():
     accounting = made()
-    many = USAGE_ROWS_MAX + 500
+    many = ROWS_MAX + 500
     for number in range(many):
         accounting.ended(ended(caller=Caller(f"t{number}")))
     usage = accounting.take_usage()
-    assert len(usage) == USAGE_ROWS_MAX + 1
+    assert len(usage) == ROWS_MAX + 1
     assert {one.tenant: one.requests for one in usage}["other"] == 500
     assert sum(one.requests for one in usage) == many
     assert len(accounting._cells) <= CELLS_MAX

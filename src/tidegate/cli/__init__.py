@@ -24,6 +24,7 @@ COMMANDS = {
     "init": "write a short settings file from what is found here",
     "check-config": "explain the settings, or what is wrong with them",
     "keys": "create, list, revoke and rotate clients' keys",
+    "usage": "requests and tokens used, by tenant, class, model and day",
     "models": "list, pull, verify and remove models",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",

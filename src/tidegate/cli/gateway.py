@@ -14,18 +14,21 @@ import typer
 from tidegate import __version__, logs
 from tidegate.config import Settings, find_file, is_loopback, load, split_address
 from tidegate.control import ports
-from tidegate.errors import SettingError
+from tidegate.errors import OperatorError, SettingError
 from tidegate.fleet.local import process_id
+from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.link import Link
 from tidegate.gateway.process import run
 from tidegate.gateway.shared_metrics import Shares
-from tidegate.home import find_home
+from tidegate.home import Home, find_home
 from tidegate.http.tls import server_context
 from tidegate.types import FleetSnapshot, Hello
 
 FLEET_WAIT_S = 2.0
 """Longest wait of a data process for control's first word, before it serves without."""
+
+ACCESS_LOG = "access.log"
 
 app = typer.Typer(add_completion=False)
 
@@ -71,8 +74,13 @@ def _serve_control(
         sharing = [shares.run(served.registry.collect)] if shares is not None else []
         await asyncio.gather(link.run(), *sharing)
 
-    make = partial(Gateway, FleetSnapshot(number=0), listen_host=host, process=process, shares=shares)
-    return run(make, listening, tls=tls, beside=beside, fleet_wait_s=fleet_wait_s)
+    access_log = AccessLog(find_home().logs / ACCESS_LOG)
+    snapshot = FleetSnapshot(number=0)
+    make = partial(Gateway, snapshot, listen_host=host, process=process, access_log=access_log, shares=shares)
+    try:
+        return run(make, listening, tls=tls, beside=beside, fleet_wait_s=fleet_wait_s)
+    finally:
+        access_log.close()
 
 
 def _settings(listen: str | None, engines: list[str], config: Path | None, *, allow_anonymous: bool) -> Settings:
@@ -96,12 +104,13 @@ def _settings(listen: str | None, engines: list[str], config: Path | None, *, al
 
 def _serve_alone(settings: Settings) -> int:
     from tidegate.cli.fixed_fleet import FixedFleet
-    from tidegate.cli.stored_keys import StoredKeys
+    from tidegate.cli.own_store import OwnStore
+    from tidegate.control.usage import UsageWriter
 
     section = settings.gateway
     home = find_home(settings.store.home)
-    with StoredKeys(settings, home) as keys:
-        if not (is_loopback(section.listen) or section.allow_anonymous or keys.read().required):
+    with OwnStore(settings, home) as store:
+        if not (is_loopback(section.listen) or section.allow_anonymous or store.keys().required):
             raise SettingError(
                 "gateway.listen",
                 f"{section.listen} can be reached by others, and there is no key",
@@ -114,12 +123,35 @@ def _serve_alone(settings: Settings) -> int:
         logs.configure(settings.log, file=None, terminal=True)
         url = ports.url_of(ports.address_of(listening), "https" if tls else "http")
         logs.get().info("gateway listening", url=url, engines=[url for pool in settings.pool for url in pool.urls])
+        access_log = _own_access_log(home)
         try:
-            fleet = FixedFleet(settings, keys.read)
+            fleet = FixedFleet(settings, store.keys)
             host, _ = split_address(section.listen)
-            make = partial(Gateway, fleet.snapshot(), listen_host=host, process=process_id(os.getpid()))
-            return run(make, listening, tls=tls, beside=fleet.watch)
+
+            async def beside(gateway: Gateway) -> None:
+                writer = UsageWriter(store.add_usage, log=logs.get(), source=gateway.accounting.take_usage)
+                writer.open()
+                try:
+                    await fleet.watch(gateway)
+                finally:
+                    await writer.close()
+
+            process = process_id(os.getpid())
+            make = partial(Gateway, fleet.snapshot(), listen_host=host, process=process, access_log=access_log)
+            return run(make, listening, tls=tls, beside=beside)
         finally:
             listening.close()
+            if access_log is not None:
+                access_log.close()
             logs.close()
             sys.stdout.flush()
+
+
+def _own_access_log(home: Home) -> AccessLog | None:
+    """The access log in the data folder; none where there can be no data folder."""
+    try:
+        home.create()
+    except OperatorError as error:
+        logs.get().warning("there is no access log", cause=str(error))
+        return None
+    return AccessLog(home.logs / ACCESS_LOG)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,8 @@ from tidegate.home import Home, write_private
 from tidegate.models.hubs import hubs_for
 from tidegate.models.progress import for_terminal
 from tidegate.models.resolve import LocalModel, Resolver
-from tidegate.store import Database, KeyStore, digest_of, open_database
+from tidegate.store import Database, KeyStore, UsageStore, digest_of, open_database
+from tidegate.types import UsageCount
 
 LAN_KEY = "lan"
 """Name of the key that `--lan` makes, and stem of the file in the data folder that keeps it."""
@@ -41,7 +42,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Store:
-    """The keys in the database of this data folder."""
+    """Keys and usage in the database of this data folder."""
 
     database: Database
 
@@ -60,6 +61,10 @@ class Store:
         """Every key that opens something now. Blocks; raises StoreError."""
         store = KeyStore(self.database)
         return Keys(store.views(), store.required())
+
+    def add_usage(self, usage: Sequence[UsageCount]) -> None:
+        """Add to the table of usage. Blocks; raises StoreError."""
+        UsageStore(self.database).add(usage)
 
     def lan_key(self, home: Home) -> str:
         """The key for this network, the same at every start: only its owner can read the file that keeps it."""
@@ -89,6 +94,7 @@ def make_parts(home: Home, read_settings: Callable[[], Settings], store: Store) 
         served=served,
         make_engine=lambda spec, spawn: make_engine(spec, spawn, home),
         keys=store.keys,
+        add_usage=store.add_usage,
     )
 
 

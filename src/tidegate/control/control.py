@@ -27,11 +27,12 @@ from tidegate.control.reload import ReloadAnswer, applicable, differences
 from tidegate.control.replicas import Replicas, unwanted
 from tidegate.control.snapshot import Keys, build, keys_required
 from tidegate.control.status import Status
+from tidegate.control.usage import UsageWriter
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.errors import OperatorError
 from tidegate.home import Home
 from tidegate.store.keys import digest_of
-from tidegate.types import KeyView, ReplicaState
+from tidegate.types import KeyView, ReplicaState, UsageCount
 
 KEYS_POLL_S = 0.5
 """A new or revoked key is in every gateway within a second."""
@@ -58,6 +59,8 @@ class Parts:
     make_engine: Callable[[ReplicaSpec, Spawn], Engine]
     keys: Callable[[], Keys]
     """Reads the store. Blocks; raises StoreError."""
+    add_usage: Callable[[Sequence[UsageCount]], None]
+    """Writes to the store. Blocks; raises OperatorError."""
 
 
 class Control:
@@ -70,7 +73,13 @@ class Control:
         self._began = world.clock()
         self._followers = LogFollowers(world.log)
         self.launcher = Launcher(home, state.Records.load(home), self._followers, parts.environ)
-        self.gateways = Gateways(home.run / "control.sock", clock=world.clock, log=world.log)
+        self._usage = UsageWriter(parts.add_usage, log=world.log)
+        self.gateways = Gateways(
+            home.run / "control.sock",
+            clock=world.clock,
+            log=world.log,
+            reported=lambda report: self._usage.add(report.usage),
+        )
         self.replicas = Replicas(
             self.launcher, parts.make_engine, world=world, changed=self._on_change, in_flight=self._in_flight
         )
@@ -113,6 +122,7 @@ class Control:
             raise
         self._open_admin(admin_listening)
         self._following = asyncio.get_running_loop().create_task(self._followers.run())
+        self._usage.open()
 
     async def start(self) -> None:
         """Find the models, adopt or start everything. Raises OperatorError if a model cannot be had."""
@@ -173,6 +183,7 @@ class Control:
             await self._admin_server.close()
         self.frontends.port.close()
         await self.gateways.close()
+        await self._usage.close()  # after the last report
         self._followers.close()
 
     def kill(self) -> None:

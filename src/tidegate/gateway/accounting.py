@@ -5,7 +5,7 @@ On the data path an end costs a look-up, a few additions and an append. What is 
 
 Usage is handed on as differences: `take_usage()` gives what was used since the last time, and forgets it. Whoever took
 it and could not deliver it calls `give_back()`, so that nothing is lost while control is away, and nothing is counted
-twice. What waits is bounded: past `USAGE_ROWS_MAX` combinations, new tenants are added up under `other`.
+twice. What waits is bounded (see `UsageSums`).
 """
 
 from bisect import bisect_left
@@ -14,20 +14,16 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tidegate.gateway.access_log import QUEUE_RECORDS, AccessLog, Refused
-from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, OTHER, Metrics
+from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, Metrics
 from tidegate.gateway.record import Caller, Ended
+from tidegate.gateway.usage_sums import UsageSums
 from tidegate.types import FleetSnapshot, Outcome, UsageCount
 
 DAY_S: Final = 86_400
-USAGE_ROWS_MAX: Final = 10_000
-"""Rows that wait to be handed on; some 5 MB."""
 CELLS_MAX: Final = 4096
 """Combinations of labels that the data path keeps at hand."""
 REFUSED_LINES_PER_S: Final = 20
 """Refused requests that get a line in the access log; a scanner's others are only counted."""
-
-UsageKey = tuple[str, str, str, str, Outcome]
-"""Day, tenant, class, model, outcome."""
 
 
 class _Cell:
@@ -65,13 +61,12 @@ class Accounting:
         self._log = log
         self._queue = None if log is None else log.queue
         self._cells: dict[tuple[str, str, str, Outcome, int], _Cell] = {}
-        self._usage: dict[UsageKey, list[int]] = {}
+        self._usage = UsageSums()
         self._day = ""
         self._day_begins_s = self._day_ends_s = 0
         self._refused_second = 0
         self._refused_lines = 0
         metrics.settle = self.settle
-        metrics.end = self.ended
         if log is not None:
             metrics.dropped_lines = lambda: dict(log.dropped)
 
@@ -148,30 +143,17 @@ class Accounting:
                     completion_tokens=cell.completion_tokens,
                 )
                 key = (self._day, record.caller.tenant, record.klass, record.model, record.outcome)
-                self._add_usage(key, cell.requests, cell.prompt_tokens, cell.completion_tokens)
+                self._usage.add(key, cell.requests, cell.prompt_tokens, cell.completion_tokens)
                 cell.requests = cell.queued = cell.prompt_tokens = cell.completion_tokens = 0
 
     def take_usage(self) -> tuple[UsageCount, ...]:
         """What was used since the last time, once. Who cannot deliver it gives it back."""
         self.settle()
-        usage, self._usage = self._usage, {}
-        return tuple(UsageCount(*key, *counts) for key, counts in usage.items())
+        return self._usage.take()
 
     def give_back(self, usage: Iterable[UsageCount]) -> None:
         """Keep for the next `take_usage` what could not be delivered."""
-        for one in usage:
-            key = (one.day, one.tenant, one.klass, one.model, one.outcome)
-            self._add_usage(key, one.requests, one.prompt_tokens, one.completion_tokens)
-
-    def _add_usage(self, key: UsageKey, requests: int, prompt_tokens: int, completion_tokens: int) -> None:
-        counts = self._usage.get(key)
-        if counts is None:
-            if len(self._usage) >= USAGE_ROWS_MAX:
-                key = (key[0], OTHER, *key[2:])
-            counts = self._usage.setdefault(key, [0, 0, 0])
-        counts[0] += requests
-        counts[1] += prompt_tokens
-        counts[2] += completion_tokens
+        self._usage.add_all(usage)
 
     def _new_cell(self, key: tuple[str, str, str, Outcome, int], record: Ended) -> _Cell:
         if len(self._cells) >= CELLS_MAX:

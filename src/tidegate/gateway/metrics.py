@@ -6,19 +6,18 @@ the label is `other`. docs/metrics.md tells what each metric means; a test holds
 """
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidegate.gateway.record import ANONYMOUS, Ended
+from tidegate.gateway.record import Ended
+from tidegate.gateway.usage_sums import OTHER
 from tidegate.types import Outcome, ReplicaReport
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BUCKETS_TOKENS_PER_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
-OTHER: Final = "other"
 MODELS_MAX: Final = 200
 """Models ever served by one process: a settings file that is reloaded for years makes no endless series."""
 CLASSES_MAX: Final = 50
@@ -56,33 +55,12 @@ class Distributions:
 
 
 class ModelCounters:
-    """What a flight itself counts of its model."""
+    """What a flight itself counts of its model; `Accounting` counts it out."""
 
-    __slots__ = ("_end", "_name", "in_flight")
+    __slots__ = ("in_flight",)
 
-    def __init__(self, name: str, end: Callable[[Ended], None]) -> None:
+    def __init__(self) -> None:
         self.in_flight = 0
-        self._name, self._end = name, end
-
-    def ended(self, outcome: Outcome, status: int, *, total_s: float, first_s: float | None) -> None:
-        """A request that was counted in has ended."""
-        self._end(
-            Ended(
-                id="",
-                at_s=time.time(),
-                caller=ANONYMOUS,
-                klass="",
-                model=self._name,
-                replica="",
-                path="",
-                status=status,
-                outcome=outcome,
-                stream=False,
-                queue_s=0.0,
-                first_s=first_s,
-                total_s=total_s,
-            )
-        )
 
 
 class Metrics(Collector):
@@ -101,7 +79,6 @@ class Metrics(Collector):
         """Adds what was counted and is not in here yet."""
         self.dropped_lines: Callable[[], dict[str, int]] = dict
         """Lines that are missing in the access log, by reason."""
-        self.end: Callable[[Ended], None] = lambda _: None
         self._models: dict[str, ModelCounters] = {}
         self._distributions: dict[tuple[str, str], Distributions] = {}
         self._labels: dict[str, set[str]] = {"model": set(), "class": set(), "tenant": set()}
@@ -111,7 +88,7 @@ class Metrics(Collector):
         name = self._label("model", name, MODELS_MAX)
         counters = self._models.get(name)
         if counters is None:
-            counters = self._models[name] = ModelCounters(name, self.end)
+            counters = self._models[name] = ModelCounters()
         return counters
 
     def distributions(self, model: str, klass: str) -> Distributions:

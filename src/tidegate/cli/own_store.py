@@ -1,0 +1,51 @@
+"""The store of a gateway alone: it reads the keys there, and writes there what was used."""
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tidegate.config import Settings
+from tidegate.control.snapshot import Keys
+from tidegate.home import Home
+from tidegate.types import UsageCount
+
+if TYPE_CHECKING:
+    from tidegate.cli.parts import Store
+
+
+class OwnStore:
+    """Opened when it is needed: a gateway that nobody made keys for, and nobody asked, has no database."""
+
+    def __init__(self, settings: Settings, home: Home) -> None:
+        self._settings, self._home = settings, home
+        self._store: Store | None = None
+        self._opening = threading.Lock()
+
+    def keys(self) -> Keys:
+        """The keys of this moment. Blocks; raises StoreError, SettingError."""
+        if self._store is None and self._settings.store.url is None and not self._home.database.exists():
+            return Keys()
+        return self._opened().keys()
+
+    def add_usage(self, usage: Sequence[UsageCount]) -> None:
+        """Add to the table of usage. Blocks; raises OperatorError."""
+        self._opened().add_usage(usage)
+
+    def _opened(self) -> "Store":
+        from tidegate.cli.parts import Store
+
+        with self._opening:
+            if self._store is None:
+                self._home.create()
+                self._store = Store.open(self._settings, self._home)
+            return self._store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self._store.close()
