@@ -213,7 +213,8 @@ class Flight:
         if self._relay is None:
             exchange = self._exchange
             exchange.start(200, STREAM_HEADERS + self._own_headers())
-            self._relay = EventRelay(exchange, hide_usage=not self._intake.wants_usage)
+            intake = self._intake
+            self._relay = EventRelay(exchange, hide_usage=not intake.wants_usage, piped="n" not in intake.fields)
 
     def on_body(self, payload: bytes) -> None:
         """Pass on what can leave now."""
@@ -362,6 +363,8 @@ class Flight:
         self._tail = b""
         if self._relay is None:
             self._first_s = 0.0
+        else:
+            self._relay.forget_tail()
 
     # going on elsewhere
 
@@ -395,8 +398,8 @@ class Flight:
 
     def _move(self, relay: EventRelay, version: str) -> None:
         """The replica died in the middle of a stream: another one of the same version goes on with it."""
-        relay.forget_tail()
         if relay.finished:
+            relay.forget_tail()
             self._end_stream(relay)
             return
         try:
@@ -417,7 +420,6 @@ class Flight:
             raise EngineError("no replica continues a text as it would have gone on")
         flags = dict(replica.dialect.continue_flags)
         fields = failover.continuation(self._intake.fields, sent, self._intake.path, flags=flags)
-        relay.forget_tail()
         self._leave_replica()
         if fields is None:  # it died after its last token
             relay.feed(b"data: %b\n\n" % failover.last_event(sent, self._intake.path))

@@ -26,12 +26,14 @@ class EventRelay:
     """Passes the events of an answer on. `kept` is None once the stream has lost the privilege to be continued."""
 
     __slots__ = (
-        "_counted", "_done", "_exchange", "_hide_usage", "_tail", "_write", "events", "finished", "kept", "kept_bytes",
+        "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "_write", "events", "finished", "kept", "kept_bytes",
         "torn", "usage",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, *, hide_usage: bool) -> None:
+    def __init__(self, exchange: Exchange, *, hide_usage: bool, piped: bool = True) -> None:
+        """`hide_usage`: the client did not ask for it. `piped`: an event holds one choice at most."""
         self._exchange = exchange
+        self._piped = piped
         self._hide_usage = hide_usage
         self._write: Callable[[bytes], object] = exchange.transport.write
         self._tail = b""
@@ -59,7 +61,7 @@ class EventRelay:
 
     def attach(self, connection: Connection) -> None:
         """Let whole events flow from socket to socket, for as long as nothing has to be looked at."""
-        if self._exchange.chunked and not (self._tail or self.torn or self.finished):
+        if self._piped and self._exchange.chunked and not (self._tail or self.torn or self.finished):
             connection.pipe = self.pipe
 
     def pipe(self, framed: bytes) -> None:
@@ -85,8 +87,7 @@ class EventRelay:
         if not end:
             return
         whole = data[:end]
-        if whole.startswith(NULL_EVENT):
-            whole = whole[len(NULL_EVENT) :]
+        whole = whole.removeprefix(NULL_EVENT)
         self.torn = False
         if self.finished or b"[DONE]" in whole or _has_finish(whole):
             for event in openai.split_raw(whole):
