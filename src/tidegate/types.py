@@ -162,6 +162,8 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     """Host names, besides loopback and the listen address, that an anonymous listener answers to."""
     allow_anonymous: bool = False
     """Whether others than this machine are answered without a key, where none is required."""
+    processes: int = 1
+    """Data processes that share what a key may use."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks of the proxies that are believed about their clients' addresses."""
     drain_timeout_s: float = 30.0

@@ -1,10 +1,12 @@
-"""Names, addresses and keys."""
+"""Names and keys."""
 
 import pytest
 
 from gateway.conftest import key_view
 from tidegate.errors import Forbidden, Unauthorized
-from tidegate.gateway.auth import Gatekeeper, host_name, in_networks, is_loopback
+from tidegate.gateway.auth import Gatekeeper, host_name
+from tidegate.gateway.quotas import Quotas
+from tidegate.gateway.record import ANONYMOUS, Caller
 from tidegate.http.request import Request, RequestLine
 from tidegate.types import FleetSnapshot, GatewayOptions
 
@@ -31,36 +33,6 @@ def test_the_name_in_a_host_header(header, name):
 
 
 @pytest.mark.parametrize(
-    ("address", "own"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.0.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.1", False),
-        ("", False),
-    ],
-)
-def test_loopback_addresses(address, own):
-    assert is_loopback(address) is own
-
-
-@pytest.mark.parametrize(
-    ("address", "inside"),
-    [
-        ("10.1.2.3", True),
-        ("::ffff:10.1.2.3", True),
-        ("11.0.0.1", False),
-        ("fd00::5", True),
-        ("fe80::1", False),
-        ("", False),
-    ],
-)
-def test_networks_of_both_families(address, inside):
-    assert in_networks(address, ("10.0.0.0/8", "fd00::/16")) is inside
-
-
-@pytest.mark.parametrize(
     ("listen", "host", "allowed"),
     [
         ("127.0.0.1", "127.0.0.1:8000", True),
@@ -76,17 +48,17 @@ def test_networks_of_both_families(address, inside):
 )
 def test_the_names_an_anonymous_listener_answers_to(listen, host, allowed):
     snapshot = FleetSnapshot(number=1, options=GatewayOptions(allowed_hosts=("Box.lan",)))
-    keeper = Gatekeeper(snapshot, listen)
+    keeper = Gatekeeper(snapshot, listen, Quotas())
     for _ in range(2):
         if allowed:
-            assert keeper.admit(request(host=host)) is None
+            assert keeper.admit(request(host=host)).caller == ANONYMOUS
         else:
             with pytest.raises(Forbidden, match=r"gateway\.allowed_hosts"):
                 keeper.admit(request(host=host))
 
 
 def test_a_name_let_in_before_lets_no_other_in():
-    keeper = Gatekeeper(FleetSnapshot(number=1), "127.0.0.1")
+    keeper = Gatekeeper(FleetSnapshot(number=1), "127.0.0.1", Quotas())
     keeper.admit(request(host="localhost"))
     with pytest.raises(Forbidden):
         keeper.admit(request(host="evil.example"))
@@ -97,8 +69,9 @@ def test_a_name_let_in_before_lets_no_other_in():
 def test_a_key_is_valid_until_it_expires():
     now = {"s": 100.0}
     view = key_view("secret", expires_at_s=200.0)
-    keeper = Gatekeeper(FleetSnapshot(number=1, keys=(view,), keys_required=True), ANY, lambda: now["s"])
-    assert keeper.admit(request(authorization="Bearer secret")) is view
+    snapshot = FleetSnapshot(number=1, keys=(view,), keys_required=True)
+    keeper = Gatekeeper(snapshot, ANY, Quotas(), lambda: now["s"])
+    assert keeper.admit(request(authorization="Bearer secret")).caller == Caller(tenant="t", key="k")
     now["s"] = 200.0
     with pytest.raises(Unauthorized) as caught:
         keeper.admit(request(authorization="Bearer secret"))

@@ -14,9 +14,11 @@ from prometheus_client.exposition import generate_latest
 
 from tidegate import logs, openai
 from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
+from tidegate.gateway import admission
 from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.accounting import Accounting
-from tidegate.gateway.auth import FORWARDED, Gatekeeper, in_networks, is_loopback
+from tidegate.gateway.addresses import FORWARDED, Proxies, in_networks, is_loopback
+from tidegate.gateway.auth import Admitted, Gatekeeper
 from tidegate.gateway.cors import Cors
 from tidegate.gateway.fleet import Fleet, ModelEntry
 from tidegate.gateway.flights import Flights
@@ -24,7 +26,7 @@ from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
-from tidegate.gateway.record import ANONYMOUS
+from tidegate.gateway.quotas import Quotas
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
@@ -57,6 +59,7 @@ class Gateway:
         self.fleet.on_change = self.observer.changed
         self.metrics = Metrics()
         self.accounting = Accounting(self.metrics, access_log)
+        self.quotas = Quotas()
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
         self.now: Callable[[], float] = time.monotonic
         self._listen_host = listen_host
@@ -92,7 +95,9 @@ class Gateway:
         self.accounting.apply(snapshot)
         options = snapshot.options
         self.server.limits = Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
-        self._gatekeeper = Gatekeeper(snapshot, self._listen_host)
+        self.quotas.apply(snapshot.keys, processes=options.processes)
+        self._gatekeeper = Gatekeeper(snapshot, self._listen_host, self.quotas)
+        self._proxies = Proxies(options.trusted_proxies)
         self._cors = Cors(options.cors_origins) if options.cors_origins else None
         self._engine_paths = self.fleet.paths()
 
@@ -118,8 +123,7 @@ class Gateway:
         if path in self._engine_paths:
             if request.method != b"POST":
                 self._check_method(exchange, b"POST")
-            self._gatekeeper.admit(request)
-            self._forward(exchange, path)
+            self._forward(exchange, path, self._gatekeeper.admit(request))
             return
         route = self._routes.get(path)
         if route is not None:
@@ -146,7 +150,7 @@ class Gateway:
         self.accounting.refused(
             at_s=time.time(),
             request_id=identifier.decode("latin-1"),
-            caller=ANONYMOUS,
+            caller=self._gatekeeper.caller(exchange.request),
             path=exchange.request.path,
             status=error.status,
             code=error.code or "error",
@@ -158,20 +162,33 @@ class Gateway:
             return given
         return b"%b%x" % (self._id_prefix, next(self._ids))
 
+    def client_address(self, exchange: Exchange) -> str:
+        """Where a request comes from: its peer, or the client that a trusted proxy names."""
+        return self._proxies.client(exchange.peer, exchange.request.headers)
+
     # engines
 
-    def _forward(self, exchange: Exchange, path: str) -> None:
+    def _forward(self, exchange: Exchange, path: str, admitted: Admitted) -> None:
         if self.fleet.snapshot.draining:
             raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1.0)
         intake = read_intake(path, exchange.request.body, self.fleet)
+        lease = admission.admit(exchange, admitted, intake)
         counters = self.metrics.model(intake.model.name)
         identifier = self._request_id(exchange)
-        flight = Flight(self.flights, exchange, intake, identifier, counters=counters, caller=ANONYMOUS)
-        self.flights.launch(flight)
+        flight = Flight(
+            self.flights, exchange, intake, identifier, counters=counters, caller=admitted.caller, lease=lease
+        )
+        try:
+            self.flights.launch(flight)
+        except RequestError:
+            if lease is not None:
+                lease.cancel()
+            raise
 
     def _tokens(self, exchange: Exchange) -> None:
-        self._gatekeeper.admit(exchange.request)
+        admitted = self._gatekeeper.admit(exchange.request)
         model, request = read_tokens_request(exchange.request.path, exchange.request.body, self.fleet)
+        admitted.check_model(model)
         identifier = self._request_id(exchange)
 
         async def answer() -> None:
@@ -190,12 +207,15 @@ class Gateway:
     # the gateway's own
 
     def _models(self, exchange: Exchange) -> None:
-        self._gatekeeper.admit(exchange.request)
-        answer_json(exchange, {"object": "list", "data": [self._entry(m) for m in self.fleet.models.values()]})
+        admitted = self._gatekeeper.admit(exchange.request)
+        models = [self._entry(model) for model in self.fleet.models.values() if admitted.may_use(model)]
+        answer_json(exchange, {"object": "list", "data": models})
 
     def _model(self, exchange: Exchange, name: str) -> None:
-        self._gatekeeper.admit(exchange.request)
-        answer_json(exchange, self._entry(self.fleet.model(name)))
+        admitted = self._gatekeeper.admit(exchange.request)
+        model = self.fleet.model(name)
+        admitted.check_model(model)
+        answer_json(exchange, self._entry(model))
 
     def _entry(self, model: ModelEntry) -> dict[str, object]:
         return openai.model_object(model.view, model.context_tokens, self._created)
@@ -215,12 +235,12 @@ class Gateway:
         answer_json(exchange, {"status": "ready"})
 
     def _metrics(self, exchange: Exchange) -> None:
-        peer = exchange.peer
-        if not is_loopback(peer) and not in_networks(peer, self.fleet.snapshot.options.metrics_allow):
+        client = self.client_address(exchange)
+        if not is_loopback(client) and not in_networks(client, self.fleet.snapshot.options.metrics_allow):
             raise Forbidden("metrics are for loopback and the networks in gateway.metrics_allow", code="forbidden")
-        if is_loopback(peer):
+        if is_loopback(client):
             self._gatekeeper.check_host(exchange.request)
-        if not FORWARDED.isdisjoint(exchange.request.headers):
+        if not (FORWARDED.isdisjoint(exchange.request.headers) or self._proxies.trusts(exchange.peer)):
             raise Forbidden("metrics are not for forwarded requests", code="forbidden")
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
         if self._shares is None:

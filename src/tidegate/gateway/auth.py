@@ -1,4 +1,7 @@
-"""Who asks: the key of a request, and what an anonymous listener lets in.
+"""Who asks: the key of a request, whom it may speak for, and what an anonymous listener lets in.
+
+A key is looked up by its SHA-256. Nothing here compares secrets: how long the look-up takes depends on a digest that
+whoever guesses keys can neither choose nor see, so it tells nothing about how near a guess was.
 
 An anonymous listener serves the people of its own machine. A browser there could be made to speak for a stranger's
 page, so it answers only to its own names (DNS rebinding), takes no forms, and nothing that a proxy forwarded.
@@ -7,17 +10,218 @@ page, so it answers only to its own names (DNS rebinding), takes no forms, and n
 import hashlib
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
-from tidegate.errors import BadRequest, Forbidden, Unauthorized
+from tidegate.errors import BadRequest, Forbidden, RequestError, Unauthorized
+from tidegate.gateway.addresses import FORWARDED
+from tidegate.gateway.fleet import ModelEntry
+from tidegate.gateway.quotas import Quota, Quotas
+from tidegate.gateway.record import ANONYMOUS, STANDARD, Caller
 from tidegate.http import Request
-from tidegate.types import FleetSnapshot, KeyView
+from tidegate.types import BUILT_IN_CLASSES, FleetSnapshot, KeyView
 
 LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
-FORWARDED: Final = frozenset((b"x-forwarded-for", b"forwarded", b"x-real-ip"))
 JSON_TYPE: Final = b"application/json"
 FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain")
+
+REQUEST_TYPE: Final = b"x-request-type"
+TENANT: Final = b"x-tidegate-tenant"
+USER: Final = b"x-tidegate-user"
+CLASS: Final = b"x-tidegate-class"
+_ACT_AS: Final = frozenset((TENANT, USER, CLASS))
+_NOTABLE: Final = FORWARDED | _ACT_AS | {REQUEST_TYPE}
+MAX_NAME_CHARS: Final = 200
+"""Of a tenant or user that a service key speaks for."""
+
+_ASKED: Final = {name.encode(): name for name in BUILT_IN_CLASSES} | {b"streaming": "interactive"}
+"""Classes by the values of X-Request-Type."""
+
+
+class Admitted:
+    """A request that was let in: who asks, and what may be had."""
+
+    __slots__ = ("caller", "headers", "models", "quota")
+
+    def __init__(self, caller: Caller, models: frozenset[str] | None, quota: Quota | None) -> None:
+        self.caller = caller
+        self.models = models
+        """Models that may be asked for; None means all."""
+        self.quota = quota
+        """None where nothing is counted."""
+        self.headers = b"x-tidegate-class: %b\r\n" % caller.klass.encode()
+        """What the answer says of it."""
+
+    def may_use(self, model: ModelEntry) -> bool:
+        """Whether a model may be asked for. A key names it by its name or by an alias."""
+        return self.models is None or model.name in self.models or not self.models.isdisjoint(model.view.aliases)
+
+    def check_model(self, model: ModelEntry) -> None:
+        """Raises Forbidden for a model that the key is not for."""
+        if not self.may_use(model):
+            raise Forbidden(
+                f"this API key may not use the model {model.name!r}", code="model_not_allowed", param="model"
+            )
+
+
+class Holder:
+    """What one key opens, or what everybody may."""
+
+    __slots__ = ("_by_class", "_classes", "_models", "_quota", "_tenant", "expires_at_s", "name", "service", "standard")
+
+    def __init__(self, view: KeyView | None, quota: Quota | None) -> None:
+        self.service = view is not None and view.service
+        self.name = view.name if view is not None else ""
+        self.expires_at_s = view.expires_at_s if view is not None else None
+        self._tenant = view.tenant if view is not None else ANONYMOUS.tenant
+        self._classes = frozenset(view.classes if view is not None and view.classes else BUILT_IN_CLASSES)
+        self._models = frozenset(view.models) if view is not None and view.models else None
+        self._quota = quota
+        self._by_class: dict[str, Admitted] = {}
+        self.standard = self.admitted(STANDARD)
+
+    def admitted(self, klass: str) -> Admitted:
+        """Its request, in this class if it may have that, else as a standard one."""
+        if klass not in self._classes:
+            klass = STANDARD
+        found = self._by_class.get(klass)
+        if found is None:
+            found = self._by_class[klass] = self._make(self._tenant, "", klass)
+        return found
+
+    def speaking_for(self, tenant: str | None, user: str, klass: str) -> Admitted:
+        """A request of somebody else, which only a service key can bring."""
+        return self._make(tenant or self._tenant, user, klass)
+
+    def _make(self, tenant: str, user: str, klass: str) -> Admitted:
+        caller = Caller(tenant=tenant, user=user, key=self.name, klass=klass)
+        return Admitted(caller, self._models, self._quota)
+
+
+class Gatekeeper:
+    """Lets requests in by key, or, where no key is required, by the rules of an anonymous listener."""
+
+    def __init__(
+        self, snapshot: FleetSnapshot, listen_host: str, quotas: Quotas, now_s: Callable[[], float] = time.time
+    ) -> None:
+        """`now_s` gives Unix time."""
+        self._now_s = now_s
+        self._required = snapshot.keys_required
+        self._allow_forwarded = snapshot.options.allow_anonymous
+        self._holders = {bytes.fromhex(key.digest): Holder(key, quotas.of(key)) for key in snapshot.keys}
+        self._anybody = Holder(None, None)
+        self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
+        self._last_host = b"localhost"
+        """The last Host that was let in: nearly always the next one too."""
+        self._hosts = LOOPBACK_NAMES | {
+            listen_host.lower(),
+            f"[{listen_host.lower()}]",
+            *map(str.lower, snapshot.options.allowed_hosts),
+        }
+
+    def admit(self, request: Request) -> Admitted:
+        """Who asks. Raises Unauthorized, Forbidden or BadRequest."""
+        headers = request.headers
+        if self._required:
+            holder = self._holder(headers.get(b"authorization", b""))
+            if holder.service or REQUEST_TYPE in headers:
+                return _as_asked(holder, headers)
+            return holder.standard
+        if headers.get(b"host") != self._last_host:
+            self.check_host(request)
+        if headers.get(b"content-type") != JSON_TYPE:
+            _check_type(request)
+        if _NOTABLE.isdisjoint(headers):
+            return self._anybody.standard
+        return self._admit_notable(headers)
+
+    def caller(self, request: Request) -> Caller:
+        """Who sent a request that has been refused, as far as that is known."""
+        try:
+            return self.admit(request).caller
+        except RequestError:
+            return ANONYMOUS
+
+    def check_host(self, request: Request) -> None:
+        """Raises Forbidden for a request to a name that is not this listener's (DNS rebinding)."""
+        host = request.headers.get(b"host", b"localhost")
+        self._check_name(host_name(host))
+        self._last_host = host
+
+    def _holder(self, authorization: bytes) -> Holder:
+        scheme, _, secret = authorization.partition(b" ")
+        if scheme != b"Bearer" and scheme.lower() != b"bearer":
+            secret = b""
+        if not secret or secret.isspace():
+            raise Unauthorized(
+                "you did not provide an API key; send it as `Authorization: Bearer KEY`", code="missing_api_key"
+            )
+        holder = self._holders.get(hashlib.sha256(secret.strip()).digest())
+        if holder is None or (holder.expires_at_s is not None and holder.expires_at_s <= self._now_s()):
+            raise Unauthorized("the API key is not valid", code="invalid_api_key")
+        return holder
+
+    def _admit_notable(self, headers: Mapping[bytes, bytes]) -> Admitted:
+        """An anonymous request that says more of itself than most."""
+        if not (self._allow_forwarded or FORWARDED.isdisjoint(headers)):
+            raise Forbidden(
+                "a forwarded request needs a key: without keys only this machine is served", code="forwarded_anonymous"
+            )
+        holder = self._anybody
+        if not _ACT_AS.isdisjoint(headers):
+            try:
+                known = self._holder(headers.get(b"authorization", b""))
+            except Unauthorized:  # whatever key comes is ignored here, but for our own services'
+                known = holder
+            holder = known if known.service else holder
+        return _as_asked(holder, headers)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
+            raise Forbidden(
+                f"this listener does not answer to the name {name[:100]!r}; gateway.allowed_hosts can add it",
+                code="host_not_allowed",
+            )
+
+
+def _as_asked(holder: Holder, headers: Mapping[bytes, bytes]) -> Admitted:
+    klass = _ASKED.get(headers.get(REQUEST_TYPE, b"").lower(), STANDARD)
+    if not holder.service or _ACT_AS.isdisjoint(headers):
+        return holder.admitted(klass)
+    if CLASS in headers:
+        wanted = headers[CLASS].lower()
+        if wanted not in _ASKED:
+            raise BadRequest("X-Tidegate-Class names no class", code="invalid_value", param="X-Tidegate-Class")
+        klass = _ASKED[wanted]
+    return holder.speaking_for(_name(headers, TENANT), _name(headers, USER) or "", klass)
+
+
+def _name(headers: Mapping[bytes, bytes], header: bytes) -> str | None:
+    """A tenant or user, in percent-encoded UTF-8: names are Chinese too, and headers of many clients only ASCII."""
+    value = headers.get(header)
+    if not value:
+        return None
+    try:
+        name = unquote_to_bytes(value).decode()
+    except UnicodeDecodeError:
+        name = ""
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
+        shown = header.decode().title()
+        raise BadRequest(
+            f"{shown} has to be a name of up to {MAX_NAME_CHARS} printable characters, in percent-encoded UTF-8",
+            code="invalid_value",
+            param=shown,
+        )
+    return name
+
+
+def _check_type(request: Request) -> None:
+    """Raises BadRequest for a body that a page of another site could send without asking first."""
+    content_type = request.headers.get(b"content-type")
+    untyped = content_type is None and b"origin" in request.headers and request.method == b"POST"
+    if untyped or (content_type is not None and content_type.lower().startswith(FORMS)):
+        raise BadRequest("send `Content-Type: application/json`", code="invalid_content_type")
 
 
 def host_name(header: bytes) -> str:
@@ -28,98 +232,9 @@ def host_name(header: bytes) -> str:
     return text.partition(":")[0]
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
-
-
-class Gatekeeper:
-    """Lets requests in by key, or, where no key is required, by the rules of an anonymous listener."""
-
-    def __init__(self, snapshot: FleetSnapshot, listen_host: str, now_s: Callable[[], float] = time.time) -> None:
-        """`now_s` gives Unix time."""
-        self._now_s = now_s
-        self._required = snapshot.keys_required
-        self._keys = {key.digest: key for key in snapshot.keys}
-        self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
-        self._last_host = b"localhost"
-        """The last Host that was let in: nearly always the next one too."""
-        self._hosts = LOOPBACK_NAMES | {
-            listen_host.lower(),
-            f"[{listen_host.lower()}]",
-            *map(str.lower, snapshot.options.allowed_hosts),
-        }
-
-    def admit(self, request: Request) -> KeyView | None:
-        """The key of a request, None for an anonymous one.
-
-        Raises Unauthorized, Forbidden or BadRequest.
-        """
-        if self._required:
-            return self._key(request.headers.get(b"authorization", b""))
-        if request.headers.get(b"host") != self._last_host:
-            self.check_host(request)
-        self._check_anonymous(request)
-        return None
-
-    def check_host(self, request: Request) -> None:
-        """Raises Forbidden for a request to a name that is not this listener's (DNS rebinding)."""
-        host = request.headers.get(b"host", b"localhost")
-        self._check_name(host_name(host))
-        self._last_host = host
-
-    def _key(self, authorization: bytes) -> KeyView:
-        scheme, _, secret = authorization.partition(b" ")
-        secret = secret.strip()
-        if scheme.lower() != b"bearer" or not secret:
-            raise Unauthorized(
-                "you did not provide an API key; send it as `Authorization: Bearer KEY`", code="missing_api_key"
-            )
-        key = self._keys.get(hashlib.sha256(secret).hexdigest())
-        if key is None or (key.expires_at_s is not None and key.expires_at_s <= self._now_s()):
-            raise Unauthorized("the API key is not valid", code="invalid_api_key")
-        return key
-
-    def _check_anonymous(self, request: Request) -> None:
-        headers = request.headers
-        if not FORWARDED.isdisjoint(headers):
-            raise Forbidden(
-                "a forwarded request needs a key: without keys only this machine is served", code="forwarded_anonymous"
-            )
-        content_type = headers.get(b"content-type")
-        if content_type == JSON_TYPE:
-            return
-        # a page may send a body of no type to anybody without asking first, as it may a form
-        untyped = content_type is None and b"origin" in headers and request.method == b"POST"
-        if untyped or (content_type is not None and content_type.lower().startswith(FORMS)):
-            raise BadRequest("send `Content-Type: application/json`", code="invalid_content_type")
-
-    def _check_name(self, name: str) -> None:
-        if name not in self._hosts and not (self._any_address and _is_address(name)):
-            raise Forbidden(
-                f"this listener does not answer to the name {name[:100]!r}; gateway.allowed_hosts can add it",
-                code="host_not_allowed",
-            )
-
-
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
     return True
-
-
-def in_networks(address: str, networks: Iterable[str]) -> bool:
-    """Whether an IP address lies in one of these networks; False for what is no address."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    found = getattr(found, "ipv4_mapped", None) or found
-    return any(found in ipaddress.ip_network(network, strict=False) for network in networks)

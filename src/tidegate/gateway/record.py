@@ -1,8 +1,13 @@
 """What is known of a request once it has ended: made once, in one place, and handed to whoever counts."""
 
+from typing import Final
+
 import msgspec
 
 from tidegate.types import Outcome
+
+STANDARD: Final = "standard"
+"""The class of a request that asks for none."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -12,6 +17,8 @@ class Caller(msgspec.Struct, frozen=True):
     user: str = ""
     key: str = ""
     """The key's name, never the key."""
+    klass: str = STANDARD
+    """The class asked for, where that may be had."""
 
 
 ANONYMOUS = Caller()

@@ -10,8 +10,11 @@ from tidegate.http import Exchange, HeaderList, as_lines
 
 
 def answer_error(exchange: Exchange, error: RequestError, headers: HeaderList = ()) -> None:
-    """An OpenAI error, with `Retry-After` where the error knows when to come back."""
-    lines = as_lines([openai.JSON, *retry_headers(error)]) + as_lines(headers)
+    """An OpenAI error, with `Retry-After` where the error knows when to come back, and how to show a key on 401."""
+    own = [openai.JSON, *retry_headers(error)]
+    if error.status == 401:
+        own.append((b"www-authenticate", b"Bearer"))
+    lines = as_lines(own) + as_lines(headers)
     exchange.respond(error.status, lines, openai.error_body(error))
 
 
