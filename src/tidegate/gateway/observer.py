@@ -49,6 +49,8 @@ class Observer:
     """Watches the replicas of a fleet. `begin` starts it; `follow` tells it of a new fleet."""
 
     def __init__(self, *, now: Callable[[], float], stuck_s: Callable[[], float]) -> None:
+        self.look_s = LOOK_S
+        """How often a replica is looked at."""
         self._now, self._stuck_s = now, stuck_s
         self._watches: dict[Replica, Watch] = {}
         self._begun = False
@@ -67,13 +69,13 @@ class Observer:
             self._watches.pop(replica).end()
         for number, replica in enumerate(wanted):
             if replica not in self._watches:
-                delay_s = LOOK_S * (number % 16) / 16  # not all in the same moment
-                self._watches[replica] = Watch(replica, self._now, self._stuck_s, delay_s)
+                delay_s = self.look_s * (number % 16) / 16  # not all in the same moment
+                self._watches[replica] = Watch(replica, self._now, self._stuck_s, self.look_s, delay_s)
 
-    def load(self, replica: Replica) -> Load | None:
-        """What a replica said of its load last."""
+    def progress(self, replica: Replica) -> Progress | None:
+        """What is known of a replica's load and progress; None for one that is not watched."""
         watch = self._watches.get(replica)
-        return watch.progress.load if watch is not None else None
+        return watch.progress if watch is not None else None
 
     def changed(self, replica: Replica) -> None:
         """A replica's health has changed: do not wait for the second to end."""
@@ -95,10 +97,15 @@ class Watch:
     """The look at one replica."""
 
     def __init__(
-        self, replica: Replica, now: Callable[[], float], stuck_s: Callable[[], float], delay_s: float = 0.0
+        self,
+        replica: Replica,
+        now: Callable[[], float],
+        stuck_s: Callable[[], float],
+        look_s: float,
+        delay_s: float,
     ) -> None:
         self.progress = Progress(replica)
-        self._replica, self._now, self._stuck_s = replica, now, stuck_s
+        self._replica, self._now, self._stuck_s, self._look_s = replica, now, stuck_s, look_s
         self._endpoint = Endpoint(replica.view.url, connect_timeout_s=LOOK_TIMEOUT_S)
         self._told = ""
         self._woken = asyncio.Event()
@@ -119,13 +126,13 @@ class Watch:
         while True:
             begun_s = self._now()
             probing = self._replica.rank > 0
-            if not probing or begun_s - looked_s >= LOOK_S:
+            if not probing or begun_s - looked_s >= self._look_s:
                 looked_s = begun_s
                 self.take(await self._look())
             if self._replica.rank:
                 await self._probe()
             self._woken.clear()
-            interval_s = PROBE_S if self._replica.rank else LOOK_S
+            interval_s = PROBE_S if self._replica.rank else self._look_s
             await self._sleep(max(interval_s - (self._now() - begun_s), PROBE_S / 2))
 
     async def _sleep(self, seconds: float) -> None:

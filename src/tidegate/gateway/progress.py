@@ -49,7 +49,9 @@ class Progress:
         self.prefill_rate: float | None = None
         """Tokens a second, measured."""
         self._replica, self._cpu_s = replica, cpu_s
-        self._load_at_s = self._looked_s = float("-inf")
+        self.looked_s = float("-inf")
+        """When it was looked at last."""
+        self._load_at_s = float("-inf")
         self._seen = replica.progress
         self._cpu: float | None = None
 
@@ -57,7 +59,7 @@ class Progress:
         """What the health is told. `load` is what /metrics said just now, None if it could not be read."""
         replica = self._replica
         waiting = [connection for connection in replica.endpoint.connections if connection.awaited]
-        since_s, self._looked_s = now - self._looked_s, now
+        since_s, self.looked_s = now - self.looked_s, now
         moved = self._counted() | self._read(load, now) | self._computed(since_s)
         if waiting and not moved:
             moved = _heard(waiting, since_s)
