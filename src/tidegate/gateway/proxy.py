@@ -519,7 +519,7 @@ class Flight:
                 id=self._id.decode("latin-1"),
                 at_s=time.time(),
                 caller=self._caller,
-                klass="standard",
+                klass=self._caller.klass,
                 model=intake.model.name,
                 replica=replica.view.id if replica is not None else "",
                 path=intake.path,
