@@ -26,8 +26,8 @@ from tidegate.types import AccessLogOptions
 QUEUE_RECORDS: Final = 10_000
 """Requests whose lines wait; some 7 MB."""
 FLUSH_S: Final = 0.25
-LINES_AT_A_TIME: Final = 50
-"""Lines made without a pause: 0.1 ms in which nothing else runs."""
+LINES_AT_A_TIME: Final = 100
+"""Lines made without a pause: 0.2 ms in which nothing else runs."""
 PAUSE_S: Final = 0.001
 CLOSE_S: Final = 5.0
 MAX_TEXT_CHARS: Final = 200
@@ -105,15 +105,17 @@ class AccessLog:
         self._file.close()
 
     def _flush(self) -> None:
-        lines: list[bytes] = []
-        for _ in range(len(self.queue)):
-            lines.append(self._encode(self.queue.popleft()))
-            if len(lines) % LINES_AT_A_TIME == 0 and not self._stopping.is_set():
-                time.sleep(PAUSE_S)
-        if not lines:
+        left = len(self.queue)
+        if not left:
             return
+        pieces: list[bytes] = []
+        while left > 0:
+            pieces.append(self._encode([self._line(self.queue.popleft()) for _ in range(min(left, LINES_AT_A_TIME))]))
+            left -= LINES_AT_A_TIME
+            if left > 0 and not self._stopping.is_set():
+                time.sleep(PAUSE_S)
         try:
-            self._file.write(lines)
+            self._file.write(b"".join(pieces))
             self._trouble = ""
         except OSError as error:
             self.dropped["disk"] += self._file.unwritten
@@ -121,17 +123,19 @@ class AccessLog:
                 self._trouble = str(error)
                 logs.get().error("the access log cannot be written; its lines are dropped", cause=str(error))
 
-    def _encode(self, record: Ended | Refused) -> bytes:
-        line = self._line(record) if type(record) is Ended else self._refused_line(record)  # type: ignore[arg-type]  # two kinds
+    def _encode(self, lines: list[Line]) -> bytes:
         try:
-            return self._encoder.encode(line) + b"\n"
+            return self._encoder.encode_lines(lines)
         except UnicodeEncodeError:  # half a surrogate pair, which JSON from a client may hold
-            for name in line.__struct_fields__:
-                if isinstance(value := getattr(line, name), str):
-                    setattr(line, name, value.encode("utf-8", "replace").decode())
-            return self._encoder.encode(line) + b"\n"
+            for line in lines:
+                for name in line.__struct_fields__:
+                    if isinstance(value := getattr(line, name), str):
+                        setattr(line, name, value.encode("utf-8", "replace").decode())
+            return self._encoder.encode_lines(lines)
 
-    def _line(self, record: Ended) -> Line:
+    def _line(self, record: Ended | Refused) -> Line:
+        if isinstance(record, Refused):
+            return self._refused_line(record)
         caller, first_s = record.caller, record.first_s
         return Line(
             self._time(record.at_s),
@@ -204,13 +208,11 @@ class SharedFile:
         self._torn = False
         """Whether the last thing written was half a line."""
 
-    def write(self, lines: list[bytes]) -> None:
+    def write(self, lines: bytes) -> None:
         """Append lines, all of them next to each other. Raises OSError with `unwritten` set."""
-        data = b"".join(lines)
-        if self._torn:
-            data = b"\n" + data
+        data = b"\n" + lines if self._torn else lines
         written = 0
-        self.unwritten = len(lines)
+        self.unwritten = lines.count(b"\n")
         try:
             self._lock()
             try:
