@@ -47,16 +47,29 @@ class Peer:
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
+    def state(self):
+        return DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, ())
+
+    async def report(self, connected):
+        while True:
+            await connected.send(self.state())
+            await asyncio.sleep(0.1)
+
     async def talk(self, path, listening):
         while True:
             with contextlib.suppress(ChannelClosedError):
                 connected = channel.connect(path)
                 try:
-                    await connected.send(Hello(OWN, "x", "y"), (listening.fileno(),))
-                    while True:
-                        self.snapshot, _ = await connected.receive(FleetSnapshot)
-                        report = DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, ())
-                        await connected.send(report)
+                    descriptor = listening.fileno()
+                    await connected.send(Hello(OWN, "x", "y"), (descriptor,) if descriptor >= 0 else ())
+                    reporting = asyncio.create_task(self.report(connected))
+                    try:
+                        while True:
+                            self.snapshot, _ = await connected.receive(FleetSnapshot)
+                            await connected.send(self.state())
+                    finally:
+                        reporting.cancel()
+                        await asyncio.gather(reporting, return_exceptions=True)
                 finally:
                     connected.close()
             await asyncio.sleep(0.05)
@@ -72,11 +85,11 @@ async def main(path, descriptor):
         for number in (signal.SIGTERM, signal.SIGUSR1):
             asyncio.get_running_loop().add_signal_handler(number, ending.set)
         await ending.wait()
-        talking.cancel()
         server.close()
         listening.close()
         while peer.in_flight:
             await asyncio.sleep(0.01)
+        talking.cancel()
 
 
 if __name__ == "__main__":

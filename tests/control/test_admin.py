@@ -9,7 +9,7 @@ from tidegate.control import ports
 from tidegate.control.admin import AdminServer, host_name
 from tidegate.control.reload import Change, Effect, ReloadAnswer
 from tidegate.control.status import Status
-from tidegate.errors import SettingError
+from tidegate.errors import OperatorError, SettingError
 
 TOKEN = secrets.token_urlsafe(8)
 STATUS = Status(
@@ -36,6 +36,11 @@ class Operations:
 
     def status(self):
         return STATUS
+
+    async def replace_gateways(self):
+        if self.applied is True:
+            raise OperatorError("gateway-2 cannot be replaced: it ended with status 3")
+        return ("gateway", "gateway-2")
 
     async def reload(self, *, apply):
         self.applied = apply
@@ -141,3 +146,12 @@ def test_a_taken_admin_port_is_named_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as held, pytest.raises(Exception, match="cannot be used") as refused:
         ports.bind(f"127.0.0.1:{held.getsockname()[1]}", "admin.listen")
     assert "admin.listen" in refused.value.hint
+
+
+async def test_gateways_are_replaced_and_who_cannot_be_is_told(admin):
+    answer = await admin.post("/admin/v1/gateways/replace", json={})
+    assert answer.json() == {"replaced": ["gateway", "gateway-2"]}
+    admin.operations.applied = True
+    answer = await admin.post("/admin/v1/gateways/replace")
+    assert answer.status_code == 503
+    assert "gateway-2 cannot be replaced" in message(answer)

@@ -1,7 +1,7 @@
 import pytest
 
 from tidegate.config import GatewaySettings, load
-from tidegate.control.plan import make_plan, with_defaults
+from tidegate.control.plan import Plan, make_plan, with_defaults
 from tidegate.control.snapshot import PENDING_URL, Keys, ReplicaStatus, build, keys_required
 from tidegate.engines.base import EngineFacts
 from tidegate.types import DialectName, KeyView, ReplicaState
@@ -47,3 +47,10 @@ def test_replicas_that_are_still_coming_are_told_too(plan):
 )
 def test_keys_are_required_from_the_first_on_and_wherever_others_can_connect(listen, anonymous, keys, required):
     assert keys_required(GatewaySettings(listen=listen, allow_anonymous=anonymous), keys) is required
+
+
+@pytest.mark.parametrize(("processes", "connections"), [(1, 10), (2, 5), (3, 4), (20, 1)])
+def test_limits_of_the_port_are_shared_out_among_its_processes_and_others_are_not(processes, connections):
+    settings = GatewaySettings(max_connections=10, max_headers=77, processes=processes)
+    options = build(1, settings=settings, plan=Plan(), status={}, keys=Keys()).options
+    assert (options.max_connections, options.max_headers) == (connections, 77)

@@ -6,6 +6,7 @@ longer wanted, is first succeeded, then stops accepting and finishes what it has
 """
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -62,6 +63,8 @@ class DataPort:
         self._command, self._world, self._tell, self._silent_s = command, world, changed, silent_s
         self._listening: socket.socket | None = None
         self._leaving: set[Keeper] = set()
+        self._left: set[LocalChild] = set()
+        """Of an earlier control; they finish what they have."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -132,6 +135,8 @@ class DataPort:
         self._ending = True
         self._gateways.refuse()
         self.close()
+        for child in self._left:
+            child.signal(signal.SIGTERM)
         await asyncio.gather(*(keeper.stop(grace_s) for keeper in (*self.keepers, *self._leaving)), *self._retiring)
 
     def close(self) -> None:
@@ -299,7 +304,9 @@ class DataPort:
         grace_s = self._settings.gateway.drain_timeout_s + REPLACED_GRACE_S
 
         async def finish() -> None:
+            self._left.add(child)
             await retire(child, grace_s)
+            self._left.discard(child)
             self._launcher.ended(old, child.id)
             self._fold()
 

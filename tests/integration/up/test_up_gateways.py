@@ -104,6 +104,33 @@ def test_one_of_two_is_killed_the_other_serves_and_it_comes_back(site):
     assert not falls(traffic.scrapes)
 
 
+def test_an_idle_connection_of_a_replaced_process_may_ask_once_more_and_does_not_hold_up_the_end(site):
+    site.settings(ENGINES)
+    up = site.up().ready()
+    url = f"{site.urls()['api']}/models"
+    with httpx.Client(trust_env=False) as asking, httpx.Client(trust_env=False) as silent:
+        for client in (asking, silent):
+            assert "connection" not in client.get(url).headers
+        assert site.run("reload", "--gateways").returncode == 0
+        time.sleep(1.5)  # longer than the second that idle connections have at an end
+        answer = asking.get(url)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        os.kill(up.process.pid, signal.SIGKILL)
+        up.process.wait(10)
+        again = site.up().ready()
+        asked = time.monotonic()
+        again.interrupt()
+        assert again.end() == 0
+        assert time.monotonic() - asked < 10
+    assert site.living() == set()
+
+
+def test_replacing_and_only_looking_do_not_go_together(site):
+    refused = site.run("reload", "--gateways", "--dry-run")
+    assert refused.returncode == 2
+    assert "--dry-run" in refused.stderr
+
+
 def test_a_limit_of_the_port_is_shared_out(site):
     site.settings(ENGINES, processes=2)
     path = site.home.path / "tidegate.toml"
