@@ -15,7 +15,9 @@ from tidegate.gateway.app import Gateway
 from tidegate.types import FleetSnapshot, ReplicaState
 
 LOOK_S: Final = 1.0
-"""How often missing engines and changed keys are looked for."""
+"""How often missing engines are looked for."""
+KEYS_S: Final = 0.5
+"""How often keys are read: a revoked one is dead within a second."""
 
 
 class FixedFleet:
@@ -26,6 +28,7 @@ class FixedFleet:
         self._settings = with_defaults(settings)
         self._read_keys = keys
         self._keys = keys()
+        self._keys_trouble = ""
         self._number = 0
         self._facts: dict[str, EngineFacts] = {}
         self._told: dict[str, str] = {}
@@ -67,11 +70,22 @@ class FixedFleet:
         """Look for engines and keys until cancelled."""
         for engine in self._engines.values():
             await engine.start()
+        async with asyncio.TaskGroup() as watches:
+            watches.create_task(self._watch_engines(gateway))
+            watches.create_task(self._watch_keys(gateway))
+
+    async def _watch_engines(self, gateway: Gateway) -> None:
         while True:
-            found = await asyncio.gather(*(self._look(gateway, key) for key in self._engines))
-            if await self._keys_changed() or any(found):
+            if any(await asyncio.gather(*(self._look(gateway, key) for key in self._engines))):
                 gateway.apply(self.snapshot())
             await asyncio.sleep(LOOK_S)
+
+    async def _watch_keys(self, gateway: Gateway) -> None:
+        """An engine that is slow to answer does not keep a revoked key alive."""
+        while True:
+            if await self._keys_changed():
+                gateway.apply(self.snapshot())
+            await asyncio.sleep(KEYS_S)
 
     async def _look(self, gateway: Gateway, key: str) -> bool:
         """Whether something new is known of one engine. One that answered is asked again only once it was away."""
@@ -101,8 +115,11 @@ class FixedFleet:
         try:
             keys = await asyncio.to_thread(self._read_keys)
         except StoreError as error:
-            logs.get().warning("keys cannot be read; those known stay", cause=str(error))
+            if str(error) != self._keys_trouble:
+                self._keys_trouble = str(error)
+                logs.get().warning("keys cannot be read; those known stay", cause=str(error))
             return False
+        self._keys_trouble = ""
         changed = keys != self._keys
         self._keys = keys
         return changed
