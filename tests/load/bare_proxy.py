@@ -1,10 +1,11 @@
 """A proxy that does nothing but pass requests on: what a gateway's cost is measured against.
 
-`python bare_proxy.py PORT ENGINE_PORT`. uvloop and httptools, a pool, and no feature of any kind: no limits, no faults
-handled, no routing, no accounting.
+`python bare_proxy.py PORT ENGINE_PORT`. uvloop and httptools, a pool, and no feature of any kind: it passes headers on
+and reads the body, as whoever has to know the model must; no limits, no faults handled, no routing, no accounting.
 """
 
 import asyncio
+import json
 import sys
 from collections import deque
 
@@ -21,6 +22,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # it is TCP
         self.parser = httptools.HttpRequestParser(self)
+        self.headers: list[tuple[bytes, bytes]] = []
         self.body: list[bytes] = []
         self.url = b""
 
@@ -30,15 +32,20 @@ class Client(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self.url = url
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
     def on_body(self, body: bytes) -> None:
         self.body.append(body)
 
     def on_message_complete(self) -> None:
         body = b"".join(self.body)
+        if body:
+            json.loads(body)
+        lines = b"".join([b"%b: %b\r\n" % header for header in self.headers])
+        request = b"%b %b HTTP/1.1\r\n%b\r\n%b" % (self.parser.get_method(), self.url, lines, body)
+        self.headers.clear()
         self.body.clear()
-        request = b"%b %b HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-            self.parser.get_method(), self.url, len(body), body,
-        )  # fmt: skip
         self.proxy.ask(self, request)
 
 
@@ -54,9 +61,13 @@ class Upstream(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
-        if self.client is not None:
+        if self.client is not None and not self.client.transport.is_closing():
             self.client.transport.write(data)
         self.parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self.proxy.pool:
+            self.proxy.pool.remove(self)
 
     def on_message_complete(self) -> None:
         self.client = None

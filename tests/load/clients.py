@@ -13,14 +13,21 @@ import httptools
 CHAT = "/v1/chat/completions"
 
 
-def chat_request(*, stream: bool, marks: str = "", model: str = "fake") -> bytes:
+def chat_request(*, stream: bool, marks: str = "", model: str = "fake", key: str = "") -> bytes:
     """A chat request; `marks` are the fake engine's `[[name:value]]`."""
     content = f"{marks}{'你好 hello ' * 20}"
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}, ensure_ascii=False
     ).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    lines = [
+        f"POST {CHAT} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    if key:
+        lines.append(f"Authorization: Bearer {key}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -22,19 +22,31 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """No setting but a data folder of its own."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TIDEGATE_")} | {
+        "TIDEGATE_HOME": str(folder / "home")
+    }
+
+
+def create_key(folder: Path, key: str) -> None:
+    """From now on this key is needed."""
+    argv = [sys.executable, "-m", "tidegate", "keys", "create", "--name", "load", "--stdin"]
+    subprocess.run(argv, input=key.encode(), env=environment(folder), check=True, capture_output=True)
+
+
 class Program:
     """A process that listens on a port."""
 
     def __init__(self, argv: list[str], port: int, folder: Path, name: str) -> None:
         self.port, self.log = port, folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIDEGATE_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment | {"TIDEGATE_HOME": str(folder / "home")},
+                env=environment(folder),
                 start_new_session=True,
             )
         self.pid = self._process.pid
