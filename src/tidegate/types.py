@@ -93,6 +93,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Tokens of one request, if known."""
     embeddings: bool = False
     """Whether it answers /v1/embeddings."""
+    tools: bool | None = None
+    """Whether its chat template knows tools, if known."""
     continues: bool = True
     """Whether it goes on with a half-written answer as it would have gone on with its own."""
     pid: int | None = None

@@ -308,3 +308,15 @@ async def test_an_anonymous_listener_answers_to_its_own_names_only(gateway, engi
             length = f"Content-Length: {len(sent)}\r\n" if sent else ""
             client.send(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n".encode() + sent)
             assert (await client.answer()).status == status
+
+
+async def test_tools_for_a_model_that_has_none_are_refused_and_never_silently_dropped(gateway, engine, ask):
+    one = await engine(answers(b"{}"))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    running = await gateway(one.view(tools=False))
+    answer = await ask(running, tools=tools)
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, "tools", "unsupported_parameter")
+    assert (await ask(running, tools=[])).status == 200
+    other = await gateway(one.view())
+    assert (await ask(other, tools=tools)).status == 200

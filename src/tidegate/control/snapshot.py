@@ -94,4 +94,5 @@ def _replica(spec: ReplicaSpec, status: ReplicaStatus) -> ReplicaView:
         slots=facts.slots if facts else None,
         context_tokens=facts.context_tokens if facts else None,
         embeddings=facts.embeddings if facts else False,
+        tools=facts.tools if facts else None,
     )

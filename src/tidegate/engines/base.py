@@ -41,8 +41,12 @@ class EngineFacts:
     started_s: float
     """Seconds from start to the first answer; 0 for one that was running already."""
     embeddings: bool = False
+    tools: bool | None = None
+    """Whether its chat template knows tools; None where it does not tell."""
     served_name: str = ""
     version: str = ""
+    continues: bool = False
+    """Whether it was seen to go on with a half-written answer as it would have gone on with its own."""
 
 
 class ReadyFile(msgspec.Struct, frozen=True):

@@ -83,6 +83,7 @@ class ExternalEngine:
             embeddings=embeddings,
             served_name=served,
             version=_version(self.dialect, served, model, props),
+            tools=readiness.tools_of(props),
         )
 
     async def _model(self, http: httpx.AsyncClient) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class LlamaCppEngine:
             started_s=time.monotonic() - self._started,
             served_name=self._files.name,
             version=self._files.digest,
+            tools=readiness.tools_of(props),
         )
 
     async def stop(self, grace_s: float) -> None:

@@ -66,6 +66,13 @@ def has_token(body: bytes) -> bool:
         return False
 
 
+def tools_of(props: Any) -> bool | None:
+    """Whether a chat template knows tools, as llama.cpp's /props tells; None where it does not."""
+    caps = props.get("chat_template_caps") if isinstance(props, dict) else None
+    told = caps.get("supports_tools") if isinstance(caps, dict) else None
+    return told if isinstance(told, bool) else None
+
+
 async def get_json(http: httpx.AsyncClient, path: str) -> Any:
     """The JSON at a path; None where there is none. Raises httpx.TransportError."""
     answer = await http.get(path)

@@ -171,6 +171,11 @@ class ModelEntry:
         told = [r.view.context_tokens for r in self.replicas if r.view.context_tokens]
         return min(told) if told else self.view.context_tokens
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether some engine may be given tools; the model without any would answer as if there were none."""
+        return any(r.view.tools is not False for r in self.replicas) or not self.replicas
+
     def choose(self, path: str, refused: frozenset[str], random: Callable[[], float]) -> Replica | None:
         """The replica to ask next, which is none of those `refused`; None where nobody can be asked now.
 

@@ -75,6 +75,12 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
     if path in GENERATING:
         if stream:
             _ask_for_usage(intake)
+        if "tools" in fields and typed(fields, "tools", list[Any], "a list") and not model.knows_tools:
+            raise BadRequest(
+                f"the model {model.name!r} cannot use tools: its chat template does not know them",
+                code="unsupported_parameter",
+                param="tools",
+            )
         for limit in _LIMITS:
             if limit in fields:
                 _check_limit(fields, limit)
