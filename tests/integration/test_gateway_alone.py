@@ -1,5 +1,6 @@
 """`tidegate gateway` in front of engines that run already, without a control: as an operator starts it."""
 
+import json
 import os
 import re
 import shutil
@@ -151,3 +152,29 @@ def test_with_a_certificate_it_speaks_https(start, tmp_path):
     assert url.startswith("https://")
     trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     until(lambda: status("POST", f"{url}/v1/chat/completions", json=QUESTION, verify=trust) == 200)
+
+
+def test_what_was_used_is_in_its_own_store_and_each_request_has_its_line(start, tmp_path):
+    alone = start("gateway", "--listen", "127.0.0.1:0", "--engine", engine(start).url())
+    url = alone.url()
+    until(lambda: status("GET", f"{url}/ready") == 200)
+    answers = [httpx.post(f"{url}/v1/chat/completions", json=QUESTION, trust_env=False).json() for _ in range(5)]
+    assert alone.end() == 0
+    told = start("usage", "--json", "--by", "model", "--by", "outcome")
+    assert told.popen.wait(20) == 0
+    prompt_tokens = sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    row = {"model": "fake", "outcome": "done", "requests": 5, "prompt_tokens": prompt_tokens, "completion_tokens": 15}
+    assert json.loads(told.log.read_text()) == [row]
+    lines = [json.loads(line) for line in (tmp_path / "home" / "logs" / "access.log").read_text().splitlines()]
+    assert [line["tokens_out"] for line in lines if line["outcome"] == "done"] == [3] * 5
+
+
+def test_where_there_can_be_no_data_folder_it_serves_and_says_what_is_missing(start, tmp_path):
+    (tmp_path / "home").write_text("a file is in its place")
+    alone = start("gateway", "--listen", "127.0.0.1:0", "--engine", engine(start).url())
+    url = alone.url()
+    until(lambda: status("POST", f"{url}/v1/chat/completions", json=QUESTION) == 200)
+    until(lambda: "usage cannot be written yet" in alone.log.read_text())
+    assert "there is no access log" in alone.log.read_text()
+    assert status("POST", f"{url}/v1/chat/completions", json=QUESTION) == 200
+    assert alone.end() == 0

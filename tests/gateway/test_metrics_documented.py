@@ -1,0 +1,31 @@
+"""docs/metrics.md names every metric of ours, with its kind and labels, and no other."""
+
+import re
+from pathlib import Path
+
+from gateway.test_accounting import NOON, ended
+from tidegate.gateway.accounting import Accounting
+from tidegate.gateway.metrics import Metrics
+from tidegate.gateway.record import ANONYMOUS
+from tidegate.types import FleetSnapshot, ReplicaReport
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
+
+
+def test_the_page_says_what_the_code_tells():
+    metrics = Metrics()
+    accounting = Accounting(metrics)
+    accounting.apply(FleetSnapshot(number=1))
+    metrics.replicas = lambda: [ReplicaReport("p-0", 0, 1, 0, reachable=True, outs={"stuck": 1})]
+    metrics.dropped_lines = lambda: {"full": 1}
+    accounting.ended(ended())
+    accounting.refused(at_s=NOON, request_id="r", caller=ANONYMOUS, path="/", status=404, code="unknown_path")
+    told = {}
+    for family in metrics.collect():
+        labels = {name for sample in family.samples for name in sample.labels} - {"le"}
+        told[family.name + SUFFIXES[family.type]] = (family.type, labels)
+    rows = re.findall(r"^\| `(tidegate_\w+)` \| (\w+) \| ([\w, ]*?) ?\| \S.+ \|$", PAGE.read_text(), re.MULTILINE)
+    said = {name: (kind, {label for label in labels.split(", ") if label}) for name, kind, labels in rows}
+    assert said == told
+    assert all(name.endswith("_total") for name, (kind, _) in told.items() if kind == "counter")
