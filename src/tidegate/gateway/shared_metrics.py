@@ -32,7 +32,7 @@ PAST: Final = "past.json"
 REMEMBERED: Final = 256
 """Names of folded files that the past keeps: an answer that read such a file has to find its name there, moments later."""
 COUNTERS: Final = frozenset(("counter", "histogram", "summary"))
-LEAST: Final = frozenset(("process_start_time_seconds", "tidegate_replica_reachable"))
+LEAST: Final = frozenset(("process_start_time_seconds", "tidegate_replica_reachable", "tidegate_replica_healthy"))
 """Gauges whose least value of all processes stands for all; of other ones it is the sum."""
 MOST: Final = frozenset(("process_max_fds", "python_info"))
 
