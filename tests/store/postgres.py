@@ -22,6 +22,7 @@ def programs() -> Path | None:
 @contextlib.contextmanager
 def temporary_cluster() -> Iterator[str]:
     """The URL of an empty database. Skips where there is no PostgreSQL, or nobody who may run it."""
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'tidegate[postgres]'")
     bin_folder = programs()
     if bin_folder is None:
         pytest.skip("needs PostgreSQL: apt install postgresql")
