@@ -236,6 +236,7 @@ class LocalMeters:
 
 
 Limits = tuple[int | None, int | None, int | None, int | None]
+NO_LIMITS: Final[Limits] = (None, None, None, None)
 
 
 class Quotas:
@@ -252,9 +253,9 @@ class Quotas:
         known, self._quotas = self._quotas, {}
         for key in keys:
             limits = (key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day, key.concurrent_streams)
-            if limits == (None, None, None, None):
+            if limits == NO_LIMITS:
                 continue
-            had, quota = known.get(key.digest) or ((None, None, None, None), Quota(key.name, self._clock, self._unix))
+            had, quota = known.get(key.digest) or (NO_LIMITS, Quota(key.name, self._clock, self._unix))
             if anew or had != limits:
                 self._fit(quota, key)
             self._quotas[key.digest] = (limits, quota)
@@ -272,6 +273,11 @@ class Quotas:
         quota.tokens = None if tokens is None else meters.tokens(key, tokens, quota.tokens)
         quota.day = None if day is None else meters.day(key, day, quota.day)
         quota.slots = None if at_once is None else meters.slots(key, at_once, quota.slots)
+
+    def use(self, meters: Meters) -> None:
+        """Count elsewhere from the next `apply` on."""
+        self.meters = meters
+        self._quotas = {digest: (NO_LIMITS, quota) for digest, (_, quota) in self._quotas.items()}
 
     def of(self, key: KeyView) -> Quota | None:
         """A key's quota; None for one without any."""
