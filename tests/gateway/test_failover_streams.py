@@ -41,7 +41,7 @@ async def stream(running, path=CHAT, **fields):
     body = json.dumps({"model": "m", "stream": True, **fields}).encode()
     async with await running.connect() as client:
         answer = await client.ask("POST", path, body)
-    events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event]
+    events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event.startswith(b"data: ")]
     return answer, [json.loads(event) for event in events if event != b"[DONE]"], events[-1] == b"[DONE]"
 
 

@@ -3,25 +3,24 @@
 A `Flight` is driven by callbacks: from the pool (`Reply`), from the client's connection, and from a look every second.
 What it passes on comes in three kinds: the events of a stream (`EventRelay`), a JSON body (as it comes), and a JSON
 body put together from a stream (`Assembly`). When its replica dies it goes on elsewhere: as a whole while the client
-has seen nothing, from the word where it stopped later.
+has seen nothing, from the word where it stopped later. It is one state machine, and so one file.
 """
 
 import asyncio
 import time
-from typing import Final, Protocol
-
-import msgspec
+from typing import Final
 
 from tidegate import openai
 from tidegate.errors import BadGateway, BadRequest, ConnectError, EngineError, GatewayTimeout, RequestError, Unavailable
-from tidegate.gateway import failover
+from tidegate.gateway import engine_errors, failover
 from tidegate.gateway.assemble import Assembly
 from tidegate.gateway.fleet import Replica
+from tidegate.gateway.host import Host, Lease
 from tidegate.gateway.intake import CHAT, GENERATING, Intake
 from tidegate.gateway.metrics import ModelCounters
 from tidegate.gateway.record import Caller, Ended
 from tidegate.gateway.relay import EventRelay
-from tidegate.gateway.respond import answer_error
+from tidegate.gateway.respond import JSON_LINE, STREAM_LINES, answer_error, engine_lines
 from tidegate.http import Connection, Exchange, ResponseHead
 from tidegate.openai import Usage
 from tidegate.types import GatewayOptions, Outcome
@@ -33,38 +32,6 @@ RETRY_JITTER_S: Final = 0.05
 """Retries after an engine's error are spread over this time, so that they do not come in one wave."""
 RETRIED: Final = frozenset((500, 502, 503, 504))
 """An engine's answers that another engine might not give; a 501 or a 4xx would come again."""
-
-
-class Lease(Protocol):
-    """What a key was granted for one request."""
-
-    def end(self, tokens: int) -> None:
-        """The request has ended, and cost so many tokens."""
-
-
-class Host(Protocol):
-    """What a flight needs of the gateway."""
-
-    def random(self) -> float:
-        """A number in [0, 1)."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    def options(self) -> GatewayOptions:
-        """The settings of this moment."""
-
-    def spawn(self, connecting: "Flight", replica: Replica) -> asyncio.Task[None]:
-        """Run `connecting.connect(replica)`."""
-
-    def later(self, seconds: float, flight: "Flight") -> asyncio.TimerHandle:
-        """Call `flight.ask_again()` in so many seconds."""
-
-    def may_retry(self) -> bool:
-        """Whether one more request may be retried after an engine's error; the flight tells `ended` of it."""
-
-    def ended(self, flight: "Flight", record: Ended, *, retried: bool) -> None:
-        """A flight has ended. Called once for each that was launched."""
 
 
 class Flight:
@@ -212,7 +179,7 @@ class Flight:
     def _begin_stream(self) -> None:
         if self._relay is None:
             exchange = self._exchange
-            exchange.start(200, STREAM_HEADERS + self._own_headers())
+            exchange.start(200, STREAM_LINES + self._own_headers())
             intake = self._intake
             self._relay = EventRelay(exchange, hide_usage=not intake.wants_usage, piped="n" not in intake.fields)
 
@@ -258,7 +225,7 @@ class Flight:
     def _buffer(self, payload: bytes) -> None:
         self._tail += payload
         if len(self._tail) > BUFFERED_BODY_BYTES and self._relay is None:
-            self._exchange.start(self._status, self._body_headers())
+            self._exchange.start(self._status, engine_lines(self._head) + self._own_headers())
             self._exchange.write(self._tail)
             self._tail = b""
 
@@ -274,7 +241,10 @@ class Flight:
 
     def _end_events(self, relay: EventRelay) -> None:
         if not self._events:
-            self._fail(self._told_error(self._tail) or BadGateway("the engine did not answer", code="engine_failed"))
+            self._fail(
+                engine_errors.read(self._tail, self._replica, self._intake.path)
+                or BadGateway("the engine did not answer", code="engine_failed")
+            )
         elif relay.finished or relay.done or self._intake.path not in GENERATING:
             relay.end()
             self._exchange.finish()
@@ -302,15 +272,19 @@ class Flight:
 
     def _end_body(self) -> None:
         exchange = self._exchange
-        error = self._told_error(self._tail) if self._status == 400 and not exchange.started else None
-        if isinstance(error, BadRequest) and error.code == LENGTH_CODE:
+        error = (
+            engine_errors.read(self._tail, self._replica, self._intake.path)
+            if self._status == 400 and not exchange.started
+            else None
+        )
+        if isinstance(error, BadRequest) and error.code == engine_errors.TOO_LONG:
             self._fail(error)
             return
         if exchange.started:
             exchange.write(self._tail)
             exchange.finish()
         else:
-            exchange.respond(self._status, self._body_headers(), self._tail)
+            exchange.respond(self._status, engine_lines(self._head) + self._own_headers(), self._tail)
         if self._status == 200:
             self._usage = openai.usage_in(self._tail)
         if self._status < 500:
@@ -321,7 +295,7 @@ class Flight:
 
     def _end_assembly(self, assembly: Assembly) -> None:
         if assembly.error is not None:
-            self._fail(self._engine_error(assembly.error))
+            self._fail(engine_errors.told(assembly.error, self._replica, self._intake.path))
         elif assembly.whole:
             self._usage = assembly.usage
             self._exchange.respond(200, JSON_LINE + self._own_headers(), assembly.answer())
@@ -541,45 +515,3 @@ class Flight:
         """The headers by which a client knows its request again, as lines."""
         who = self._replica.answer_line if self._replica is not None else b""
         return b"x-request-id: %b\r\n%b" % (self._id, who)
-
-    def _body_headers(self) -> bytes:
-        """The headers of a JSON answer: few of the engine's, and the gateway's own."""
-        headers = self._head.headers if self._head is not None else {}
-        kind = headers.get(b"content-type", b"application/json")
-        who = self._replica.answer_line if self._replica is not None else b""
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind, self._id, who)
-        if b"retry-after" in headers:
-            lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
-        return lines
-
-    # an engine's errors
-
-    def _told_error(self, body: bytes) -> RequestError | None:
-        """The error in an engine's answer; None where there is none to be read."""
-        try:
-            told = msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            return None
-        error = told.get("error", told) if isinstance(told, dict) else None
-        return self._engine_error(error) if isinstance(error, dict) else None
-
-    def _engine_error(self, error: dict[str, object]) -> RequestError:
-        """An engine's error object as the client is told it: a prompt that is too long is said as OpenAI says it."""
-        too_long = self._replica.dialect.length_error(error) if self._replica is not None else None
-        if too_long is not None:
-            asked, room = too_long
-            return BadRequest(
-                f"this model's context is {room} tokens long, and the request has {asked}; shorten the messages",
-                code=LENGTH_CODE,
-                param="messages" if self._intake.path == CHAT else "prompt",
-            )
-        message, code = str(error.get("message") or "the engine failed"), error.get("code")
-        kind = BadRequest if isinstance(code, int) and 400 <= code < 500 else BadGateway
-        return kind(message, code=str(error.get("type") or "engine_failed"))
-
-
-LENGTH_CODE: Final = "context_length_exceeded"
-JSON_LINE: Final = b"content-type: application/json\r\n"
-STREAM_HEADERS: Final = (
-    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
-)

@@ -1,12 +1,13 @@
 """Answers that the gateway gives itself."""
 
 import math
+from typing import Final
 
 import msgspec
 
 from tidegate import openai
 from tidegate.errors import RequestError
-from tidegate.http import Exchange, HeaderList, as_lines
+from tidegate.http import Exchange, HeaderList, ResponseHead, as_lines
 
 
 def answer_error(exchange: Exchange, error: RequestError, headers: HeaderList = ()) -> None:
@@ -31,3 +32,18 @@ def retry_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 def answer_json(exchange: Exchange, value: object, headers: HeaderList = ()) -> None:
     """A value as JSON."""
     exchange.respond(200, as_lines([openai.JSON]) + as_lines(headers), msgspec.json.encode(value))
+
+
+def engine_lines(head: ResponseHead | None) -> bytes:
+    """What a client is told of the headers of an engine's JSON answer, as lines."""
+    headers = head.headers if head is not None else {}
+    lines = b"content-type: %b\r\n" % headers.get(b"content-type", b"application/json")
+    if b"retry-after" in headers:
+        lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
+    return lines
+
+
+JSON_LINE: Final = b"content-type: application/json\r\n"
+STREAM_LINES: Final = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
