@@ -4,10 +4,13 @@ import threading
 from datetime import date
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 
 from store.postgres import temporary_cluster
-from tidegate.errors import StoreError
-from tidegate.store import UsageStore, open_database
+from tidegate.errors import OperatorError, StoreError
+from tidegate.store import KeyStore, UsageStore, open_database
+from tidegate.store.tables import metadata
 from tidegate.types import Outcome, UsageCount
 
 
@@ -32,6 +35,22 @@ def database(address):
     with opened.write() as connection:
         connection.exec_driver_sql("DELETE FROM usage_day")
     opened.close()
+
+
+def test_migrations_lead_to_the_tables_the_code_knows(database):
+    with database.read() as connection:
+        difference = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+    assert difference == []
+
+
+def test_keys_are_kept_on_either_database(database):
+    keys = KeyStore(database)
+    _, view = keys.create("anna", tenant="销售", models=("m",), tokens_per_day=10**12)
+    assert view in keys.views()
+    with pytest.raises(OperatorError, match="already a key named 'anna'"):
+        keys.create("anna")
+    keys.revoke("anna")
+    assert keys.required()
 
 
 def count(

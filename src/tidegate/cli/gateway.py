@@ -72,7 +72,11 @@ def _serve_control(
     async def beside(served: Gateway) -> None:
         link = Link(path, hello, listening, apply=served.apply, report=served.report, unsent=served.unsent)
         sharing = [shares.run(served.registry.collect)] if shares is not None else []
-        await asyncio.gather(link.run(), *sharing)
+        try:
+            await asyncio.gather(link.run(), *sharing)
+        finally:
+            if lost := sum(one.requests for one in served.accounting.take_usage()):
+                logs.get().error("control is away; what was used at the end is in no table", requests=lost)
 
     access_log = AccessLog(find_home().logs / ACCESS_LOG)
     snapshot = FleetSnapshot(number=0)
