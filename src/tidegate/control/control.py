@@ -195,11 +195,11 @@ class Control:
         return overview(self, now=self._world.clock(), began=self._began)
 
     async def reload(self, *, apply: bool) -> ReloadAnswer:
-        asked = self._parts.settings()
-        changes = differences(self._asked, asked)
-        if not apply or not changes:
-            return ReloadAnswer(changes, applied=False)
-        async with self._reloading:
+        async with self._reloading:  # the file is read inside: of two at once, the later one knows the newer file
+            asked = self._parts.settings()
+            changes = differences(self._asked, asked)
+            if not apply or not changes:
+                return ReloadAnswer(changes, applied=False)
             held = applicable(self._asked, asked)
             settings = with_defaults(held)
             plan = await self._plan(settings)
@@ -276,6 +276,7 @@ class Control:
             keys=self.keys,
             service=self._service,
             access_log=self.settings.log.access_log(),
+            redis=self.settings.limits.redis(),
         )
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)
