@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from tidegate import logs
 from tidegate.config import Settings
 from tidegate.control.plan import make_plan, with_defaults
 from tidegate.control.snapshot import Keys, ReplicaStatus, build
+from tidegate.engines import continuation
 from tidegate.engines.base import EngineFacts
 from tidegate.engines.external import ExternalEngine, serving_name
 from tidegate.errors import EngineStartError, StoreError
@@ -71,13 +73,17 @@ class FixedFleet:
         for engine in self._engines.values():
             await engine.start()
         async with asyncio.TaskGroup() as watches:
-            watches.create_task(self._watch_engines(gateway))
+            watches.create_task(self._watch_engines(gateway, watches))
             watches.create_task(self._watch_keys(gateway))
 
-    async def _watch_engines(self, gateway: Gateway) -> None:
+    async def _watch_engines(self, gateway: Gateway, checks: asyncio.TaskGroup) -> None:
         while True:
-            if any(await asyncio.gather(*(self._look(gateway, key) for key in self._engines))):
+            keys = list(self._engines)
+            found = await asyncio.gather(*(self._look(gateway, key) for key in keys))
+            if any(found):
                 gateway.apply(self.snapshot())
+            for key in (key for key, new in zip(keys, found, strict=True) if new):
+                checks.create_task(self._check(gateway, key, self._facts[key]))
             await asyncio.sleep(LOOK_S)
 
     async def _watch_keys(self, gateway: Gateway) -> None:
@@ -103,13 +109,22 @@ class FixedFleet:
                 logs.get().warning("engine not ready", replica=key, cause=str(error))
             return False
         self._told.pop(key, None)
-        self._returns[key] = returns if facts == known else 0  # other facts are another replica to the gateway
+        if known is not None and replace(facts, continues=known.continues) == known:
+            self._returns[key] = returns
+            return False
+        self._returns[key] = 0  # other facts are another replica to the gateway
         self._facts[key] = facts
-        if facts != known:
-            logs.get().info(
-                "engine ready", replica=key, url=engine.url, dialect=engine.dialect, model=facts.served_name
-            )
-        return facts != known
+        logs.get().info("engine ready", replica=key, url=engine.url, dialect=engine.dialect, model=facts.served_name)
+        return True
+
+    async def _check(self, gateway: Gateway, key: str, facts: EngineFacts) -> None:
+        """Beside all else: may it go on with the answers of another?"""
+        engine = self._engines[key]
+        equal = await continuation.continues(engine.url, engine.api_key, engine.dialect, facts.served_name)
+        logs.get().info("engine checked", replica=key, continues=equal)
+        if equal and self._facts.get(key) is facts:
+            self._facts[key] = replace(facts, continues=True)
+            gateway.apply(self.snapshot())
 
     async def _keys_changed(self) -> bool:
         try:

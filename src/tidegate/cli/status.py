@@ -51,7 +51,7 @@ def show(status: Status) -> None:
         table.add_row(
             replica.id,
             replica.model,
-            replica.state,
+            f"{replica.state}, out ({replica.health})" if replica.health else replica.state,
             str(replica.pid or ""),
             duration(replica.ready_s),
             str(replica.restarts),

@@ -105,6 +105,8 @@ def _replica(
         in_flight=sum(one.in_flight for one in mine),
         requests=sum(one.requests for one in mine),
         failures=sum(one.failures for one in mine),
+        health=", ".join(sorted({one.health for one in mine if one.health})),
+        continues=facts.continues if facts else False,
         cause=view.cause,
         log_tail=view.log_tail,
     )

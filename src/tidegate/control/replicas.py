@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from tidegate.control.keeper import Keeper, World
 from tidegate.control.launch import Launcher
@@ -10,6 +12,7 @@ from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.control.restarts import RestartPolicy
 from tidegate.control.snapshot import PENDING_URL, ReplicaStatus
 from tidegate.control.state import ProcessKind
+from tidegate.engines import continuation
 from tidegate.engines.base import Engine, Spawn
 from tidegate.types import ReplicaState
 
@@ -17,6 +20,8 @@ STOP_GRACE_S = 5.0
 DRAIN_POLL_S = 0.1
 FOREIGN = RestartPolicy(longest_s=5.0, give_up=None, give_up_unready=None)
 """An engine that is not ours is asked again for as long as it takes."""
+CHECK_DELAY_S: Final = 1.0
+"""An engine's first answers after its start are its users'; whether it continues equally is asked after them."""
 
 
 class Replicas:
@@ -37,6 +42,7 @@ class Replicas:
         self._world, self._changed, self._in_flight = world, changed, in_flight
         self._leaving: set[str] = set()
         self._ending = False
+        self._checks: dict[str, tuple[EngineLife | AdoptedEngineLife, asyncio.Task[None]]] = {}
 
     async def apply(self, plan: Plan, drain_s: float = 0.0) -> None:
         """Start what is new, end what is gone, replace what is another; what stays the same is not touched.
@@ -79,7 +85,11 @@ class Replicas:
     async def stop(self, grace_s: float) -> None:
         """End every replica; none is started any more."""
         self._ending = True
+        checks = [task for _, task in self._checks.values()]
+        for task in checks:
+            task.cancel()
         await asyncio.gather(*(keeper.stop(grace_s) for keeper in self.keepers.values()))
+        await asyncio.gather(*checks, return_exceptions=True)
 
     def _spec(self, name: str) -> ReplicaSpec:
         return next(spec for spec in self.plan.replicas if spec.id == name)
@@ -90,18 +100,44 @@ class Replicas:
             state = ReplicaState.DRAINING
         if not isinstance(life, EngineLife | AdoptedEngineLife) or life.facts is None:
             return ReplicaStatus(state=state, url=PENDING_URL)
-        return ReplicaStatus(state, life.url, life.dialect, life.api_key, life.facts)
+        pid = life.child.id.pid if life.child is not None else None
+        return ReplicaStatus(state, life.url, life.dialect, life.api_key, life.facts, pid)
 
     def _keeper(self, spec: ReplicaSpec) -> Keeper:
         return Keeper(
             spec.id,
             lambda: EngineLife(self._launcher, spec, self._make_engine, self._world.log),
             world=self._world,
-            changed=self._changed,
+            changed=lambda: self._noticed(spec.id),
             policy=FOREIGN if spec.engine == "external" else None,
             adopted=self._adopted(spec),
             log_tail=lambda: self._launcher.followers.tail(spec.id),
         )
+
+    def _noticed(self, name: str) -> None:
+        """A keeper's view has changed. What has become ready is asked, beside all else, whether it continues equally."""
+        keeper = self.keepers.get(name)
+        life = keeper.life if keeper is not None else None
+        if keeper is not None and keeper.view.state is ReplicaState.READY and not self._ending:
+            known, _ = self._checks.get(name, (None, None))
+            if isinstance(life, EngineLife | AdoptedEngineLife) and life is not known:
+                task = asyncio.get_running_loop().create_task(self._check(name, life))
+                self._checks[name] = (life, task)
+        self._changed()
+
+    async def _check(self, name: str, life: EngineLife | AdoptedEngineLife) -> None:
+        await asyncio.sleep(CHECK_DELAY_S)
+        facts = life.facts
+        if facts is None or facts.continues:
+            return
+        equal = await continuation.continues(life.url, life.api_key, life.dialect, facts.served_name)
+        self._world.log.info("engine checked", replica=name, continues=equal)
+        record = self._launcher.records.get(name)
+        if equal and self.keepers.get(name) is not None and self.keepers[name].life is life:
+            life.facts = replace(facts, continues=True)
+            if record is not None:
+                self._launcher.answers(record, life.url, api_key=life.api_key, dialect=life.dialect, facts=life.facts)
+            self._changed()
 
     def _adopted(self, spec: ReplicaSpec) -> AdoptedEngineLife | None:
         record = self._launcher.records.get(spec.id)

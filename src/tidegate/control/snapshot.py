@@ -34,6 +34,7 @@ class ReplicaStatus:
     dialect: DialectName = DialectName.OPENAI
     api_key: str = ""
     facts: EngineFacts | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,5 +95,7 @@ def _replica(spec: ReplicaSpec, status: ReplicaStatus) -> ReplicaView:
         slots=facts.slots if facts else None,
         context_tokens=facts.context_tokens if facts else None,
         embeddings=facts.embeddings if facts else False,
+        continues=facts.continues if facts else False,
+        pid=status.pid,
         tools=facts.tools if facts else None,
     )

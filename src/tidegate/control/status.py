@@ -39,6 +39,10 @@ class ReplicaStatusView(msgspec.Struct, frozen=True):
     in_flight: int
     requests: int
     failures: int
+    health: str = ""
+    """Why gateways do not ask it; empty while they do."""
+    continues: bool = False
+    """Whether it may go on with the answers of another that died."""
     cause: str = ""
     log_tail: tuple[str, ...] = ()
     """Its last words, if it was given up."""

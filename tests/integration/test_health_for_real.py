@@ -1,0 +1,110 @@
+"""llama.cpp under a prompt of many seconds, and asked to go on with its own words."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from demo import NAME, demo_files
+from tidegate.config import LlamaCppOptions
+from tidegate.dialects.metrics import read_load
+from tidegate.engines.continuation import continues
+from tidegate.engines.llamacpp import LlamaCppEngine
+from tidegate.engines.process import Place
+from tidegate.fleet import local
+from tidegate.gateway.app import Gateway
+from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ProcessId, ReplicaState, ReplicaView
+
+STUCK_S = 1.0
+PROMPT = " ".join(f"Item {number} costs {number * 7} coins and weighs {number * 3} stones." for number in range(150))
+
+
+@contextlib.asynccontextmanager
+async def running(model: Path, folder: Path, name: str):
+    options = LlamaCppOptions(slots=1, context_tokens=4096, threads=1, batch_tokens=2048, micro_batch_tokens=2048)
+    place = Place(name, local.spawn, folder, folder / f"{name}.log", dict(os.environ))
+    engine = LlamaCppEngine(demo_files(model), options, place)
+    await engine.start()
+    try:
+        await engine.ready()
+        yield engine
+    finally:
+        await engine.stop(5.0)
+
+
+def view(engine: LlamaCppEngine, name: str, **options) -> ReplicaView:
+    return ReplicaView(
+        id=name,
+        pool="pool",
+        model="m",
+        url=engine.url,
+        dialect=engine.dialect,
+        state=ReplicaState.READY,
+        served_name=NAME,
+        api_key=engine.api_key,
+        **options,
+    )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("known_pid", [True, False], ids=["a child of ours", "an engine somewhere"])
+async def test_a_long_prefill_on_llama_cpp_is_no_reason_to_leave(demo_model, tmp_path, known_pid):
+    """All its counters stand still for many times `stuck_s`; its CPU time, or its prompt's length, speaks for it."""
+    async with running(demo_model, tmp_path, "a") as one, running(demo_model, tmp_path, "b") as two:
+        pid = one.child.id.pid if known_pid else None
+        views = (view(one, "pool-0", pid=pid), view(two, "pool-1"))
+        options = GatewayOptions(stuck_s=STUCK_S)
+        snapshot = FleetSnapshot(1, models=(ModelView("m"),), replicas=views, options=options)
+        gateway = Gateway(snapshot, listen_host="127.0.0.1", process=ProcessId(1, 1))
+        gateway.random = lambda: 0.0  # the first of the two
+        gateway.flights.random = gateway.random
+        gateway.observer.look_s = 0.25
+        replica = gateway.fleet.replicas["pool-0"]
+        listening = socket.create_server(("127.0.0.1", 0))
+        await gateway.server.start(listening)
+        gateway.observer.begin(gateway.fleet.replicas.values())
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+        states, counters = set(), set()
+        async with httpx.AsyncClient(timeout=200, trust_env=False) as http:
+            asking = asyncio.ensure_future(http.post(f"{url}/v1/chat/completions", json=body))
+            began = time.monotonic()
+            while not asking.done():
+                states.add((replica.health.out, gateway.fleet.replicas["pool-1"].health.out))
+                load = read_load((await http.get(f"{one.url}/metrics", headers=auth(one))).content)
+                if load is not None and not asking.done():
+                    counters.add((load.prompt_tokens_total, load.generation_tokens_total, load.iterations_total))
+                await asyncio.sleep(0.1)
+            lasted_s = time.monotonic() - began
+            answer = await asking
+        await gateway.observer.close()
+        await gateway.close(1.0)
+        await gateway.server.close()
+        listening.close()
+    assert answer.status_code == 200
+    assert answer.headers["x-tidegate-replica"] == "pool-0"
+    assert json.loads(answer.content)["usage"]["prompt_tokens"] > 1500
+    assert lasted_s > 3 * STUCK_S, "long enough to have been taken for dead"
+    assert states == {(None, None)}
+    assert len(counters) <= 8, counters
+
+
+def auth(engine: LlamaCppEngine) -> dict[str, str]:
+    return {"authorization": f"Bearer {engine.api_key}"}
+
+
+async def test_llama_cpp_is_seen_to_continue_equally_in_chat_and_completions(demo_model, tmp_path):
+    async with running(demo_model, tmp_path, "a") as engine:
+        assert await continues(engine.url, engine.api_key, engine.dialect, NAME)
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False, headers=auth(engine)) as http:
+            load = read_load((await http.get("/metrics")).content)
+        assert load.generation_tokens_total
+        assert load.prefill_s_total
+        assert load.iterations_total
+        assert load.running == 0
