@@ -155,6 +155,36 @@ async def test_one_refused_connection_puts_the_others_first_until_the_next_look(
         assert one.counters.generation_tokens == 0, "that took no token"
 
 
+async def test_an_engine_that_fails_every_request_is_out_and_no_client_sees_it(watched):
+    async with fakes(2) as (one, two):
+        running = await watched(view(one), view(two, "pool-1"))
+        one.set_fault("status=500")
+        async with await running.connect() as client:
+            for _ in range(40):
+                assert (await client.ask("POST", CHAT, body())).status == 200
+            assert running.replica().health.out is Failure.STATUS
+            assert running.replica().requests == 3, "three bad ones to leave"
+            one.clear_faults()
+            await until(lambda: running.replica().rank == 0, "it being back", deadline_s=3)
+            for _ in range(40):
+                assert (await client.ask("POST", CHAT, body())).status == 200
+            assert running.replica().requests > 3
+
+
+@pytest.mark.parametrize("fault", ["bad_request", "status=404", "status=429", "context_length", "status=501"])
+async def test_a_refused_request_never_counts_against_the_replica(watched, fault):
+    """Case 5: one client's bad requests take nobody out."""
+    async with fakes(2) as (one, two):
+        running = await watched(view(one), view(two, "pool-1"))
+        for engine in (one, two):
+            engine.set_fault(fault)
+        async with await running.connect() as client:
+            for _ in range(12):
+                assert (await client.ask("POST", CHAT, body())).status >= 400
+        assert running.replica().health.sound
+        assert running.replica("pool-1").health.sound
+
+
 # stuck, slow, unreadable
 
 
