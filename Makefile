@@ -1,6 +1,6 @@
 # What a user and a contributor type. Every target does its own set-up; all the work is in scripts/.
 
-.PHONY: help up setup test check lock
+.PHONY: help up setup test check lock bench soak
 
 help:
 	@echo "make up      install what is needed, start everything, say what to open"
@@ -8,6 +8,8 @@ help:
 	@echo "make setup   only the set-up: .venv with all that running and testing need"
 	@echo "make test    all tests; ARGS='tests/http -k drain' hands arguments to pytest"
 	@echo "make check   ruff, mypy, import-linter"
+	@echo "make bench   what the gateway costs beside a bare proxy; ARGS='--crowd' or '--memory' for the others' share"
+	@echo "make soak    ten minutes of load while engines are killed; ARGS='--minutes 2'"
 	@echo "make lock    write requirements/*.txt anew from pyproject.toml"
 
 up:
@@ -21,6 +23,12 @@ test:
 
 check:
 	@scripts/check
+
+bench:
+	@scripts/bench $(ARGS)
+
+soak:
+	@scripts/soak $(ARGS)
 
 lock:
 	@scripts/lock $(ARGS)

@@ -17,7 +17,9 @@ def chat_request(*, stream: bool, marks: str = "", model: str = "fake", key: str
     """A chat request; `marks` are the fake engine's `[[name:value]]`."""
     content = f"{marks}{'你好 hello ' * 20}"
     body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}, ensure_ascii=False
+        {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream},
+        ensure_ascii=False,
+        separators=(",", ":"),  # as the openai package sends it
     ).encode()
     lines = [
         f"POST {CHAT} HTTP/1.1",

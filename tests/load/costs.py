@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 
 from load.clients import Log, askers, chat_request, quantile
-from load.programs import Program, bare_proxy, create_key, fake_engine, gateway
+from load.programs import Program, bare_proxy, canned_engine, create_key, gateway
 
 KEY = "sk-tg-" + "k" * 43
-CONNECTIONS, STREAMS = 16, 50
+CONNECTIONS, STREAMS = 32, 100
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Pair:
 def bare_and_gateway(folder: Path) -> Iterator[tuple[Program, Program]]:
     """Both in front of one engine; the gateway with all it does for a key: checked, usage recorded, access log written."""
     with ExitStack() as stack:
-        engine = stack.enter_context(fake_engine(folder, "--tokens", "64", "--gap-ms", "10"))
+        engine = stack.enter_context(canned_engine(folder, tokens=64, gap_ms=10))
         bare = stack.enter_context(bare_proxy(folder, engine))
         create_key(folder, KEY)
         yield bare, stack.enter_context(gateway(folder, engine))
@@ -54,7 +54,7 @@ def bare_and_gateway(folder: Path) -> Iterator[tuple[Program, Program]]:
 
 async def cost(program: Program, seconds: float) -> Cost:
     """One program, first with JSON requests, then with streams, so long each."""
-    request = await _spent(program, seconds, CONNECTIONS, chat_request(stream=False, marks="[[gap_ms:0]]", key=KEY))
+    request = await _spent(program, seconds, CONNECTIONS, chat_request(stream=False, key=KEY))
     event = await _spent(program, seconds, STREAMS, chat_request(stream=True, key=KEY))
     return Cost(request, event)
 

@@ -35,6 +35,17 @@ def create_key(folder: Path, key: str) -> None:
     subprocess.run(argv, input=key.encode(), env=environment(folder), check=True, capture_output=True)
 
 
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def open_files(pid: int) -> int:
+    """Open files of a process."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
 class Program:
     """A process that listens on a port."""
 
@@ -65,12 +76,11 @@ class Program:
     @property
     def rss_mib(self) -> float:
         """Resident memory."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        return rss_mib(self.pid)
 
     @property
     def open_files(self) -> int:
-        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+        return open_files(self.pid)
 
     @property
     def cpu_s(self) -> float:
@@ -113,6 +123,13 @@ def fake_engine(folder: Path, *flags: str):
     return running(
         Program(["-m", "tidegate", "fake-engine", "--port", str(port), *flags], port, folder, "engine"), "/v1/models"
     )
+
+
+def canned_engine(folder: Path, *, tokens: int, gap_ms: float):
+    """An engine with canned answers, which leaves the machine to whoever is measured."""
+    port = free_port()
+    script = str(Path(__file__).with_name("canned_engine.py"))
+    return running(Program([script, str(port), str(tokens), str(gap_ms)], port, folder, "engine"), "/v1/models")
 
 
 def gateway(folder: Path, *engines: Program, settings: str = ""):
