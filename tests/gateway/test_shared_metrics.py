@@ -20,7 +20,7 @@ class Process:
 
     def __init__(self, number, folder, clock):
         self.id = ProcessId(number, 1000 + number)
-        self.shares = Shares(folder, self.id, clock)
+        self.shares = Shares(folder, self.id, clock=clock)
         self.counts, self.in_flight = {}, 0
 
     def collect(self):

@@ -20,7 +20,7 @@ from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.link import Link
 from tidegate.gateway.process import run
-from tidegate.gateway.shared_metrics import Shares
+from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.home import Home, find_home
 from tidegate.http.tls import server_context
 from tidegate.types import FleetSnapshot, Hello
@@ -67,11 +67,11 @@ def _serve_control(
     process = process_id(os.getpid())
     host, _ = split_address(ports.address_of(listening))
     hello = Hello(process=process, listen=ports.address_of(listening), code_version=__version__)
-    shares = Shares(metrics, process) if metrics is not None else None
+    shares = Shares(metrics, process, aside=process_metrics().collect) if metrics is not None else None
 
     async def beside(served: Gateway) -> None:
         link = Link(path, hello, listening, apply=served.apply, report=served.report, unsent=served.unsent)
-        sharing = [shares.run(served.registry.collect)] if shares is not None else []
+        sharing = [shares.run(served.metrics.collect)] if shares is not None else []
         try:
             await asyncio.gather(link.run(), *sharing)
         finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.exposition import generate_latest
 
 from tidegate import logs, openai
@@ -28,7 +28,7 @@ from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.quotas import Quotas
 from tidegate.gateway.respond import answer_error, answer_json
-from tidegate.gateway.shared_metrics import Shares
+from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
 from tidegate.http import Exchange, HttpServer, Limits, as_lines
 from tidegate.types import DataReport, FleetSnapshot, ProcessId
@@ -82,10 +82,8 @@ class Gateway:
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
-        self.registry = CollectorRegistry()
-        self.registry.register(self.metrics)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
+        self._registry = process_metrics()
+        self._registry.register(self.metrics)
         self._shares = shares
 
     def apply(self, snapshot: FleetSnapshot) -> None:
@@ -244,14 +242,14 @@ class Gateway:
             raise Forbidden("metrics are not for forwarded requests", code="forbidden")
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
         if self._shares is None:
-            exchange.respond(200, headers, generate_latest(self.registry))
+            exchange.respond(200, headers, generate_latest(self._registry))
             return
         task = self.flights.run(self._shared_metrics(exchange, self._shares, headers))
         exchange.on_disconnect = lambda: (task.cancel(), None)[1]
 
     async def _shared_metrics(self, exchange: Exchange, shares: Shares, headers: list[tuple[bytes, bytes]]) -> None:
         try:
-            exchange.respond(200, headers, await shares.answer(self.registry.collect))
+            exchange.respond(200, headers, await shares.answer(self.metrics.collect))
         except OSError as error:
             reason = f"the metrics of all processes cannot be put together: {error.strerror}"
             answer_error(exchange, Unavailable(reason, code="metrics_unavailable"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -68,24 +68,45 @@ class Past(msgspec.Struct, frozen=True):
 Kind = TypeVar("Kind", Page, Past)
 
 
-class Shares:
-    """One process's part. `clock` is monotonic seconds."""
+Collect = Callable[[], Iterable[Metric]]
 
-    def __init__(self, folder: Path, process: ProcessId, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
+
+def process_metrics() -> CollectorRegistry:
+    """What the system and Python tell of this process."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry
+
+
+class Shares:
+    """One process's part. `aside` is collected in a thread: counting ten thousand open files takes its time.
+
+    `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        process: ProcessId,
+        *,
+        aside: Collect = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._aside, self._clock = folder, aside, clock
         self._file = folder / file_name(process)
         self._steady = _Steady()
         self._numbers = 0
         self._written = 0
         self._writing = threading.Lock()
 
-    async def run(self, collect: Callable[[], Iterable[Metric]]) -> None:
+    async def run(self, collect: Collect) -> None:
         """Write what `collect` tells every second, and a last time when cancelled."""
         trouble = ""
         try:
             while True:
                 try:
-                    await asyncio.to_thread(self.write, *self.page(collect()))
+                    await asyncio.to_thread(self.write, *await self._page(collect))
                     trouble = ""
                 except OSError as error:
                     if str(error) != trouble:
@@ -94,11 +115,15 @@ class Shares:
                 await asyncio.sleep(WRITE_S)
         finally:
             with contextlib.suppress(OSError):
-                self.write(*self.page(collect()))
+                self.write(*self.page((*collect(), *self._aside())))
 
-    async def answer(self, collect: Callable[[], Iterable[Metric]]) -> bytes:
+    async def answer(self, collect: Collect) -> bytes:
         """What all processes counted, in Prometheus' format. Raises OSError where the own part cannot be written."""
-        return await asyncio.to_thread(self._answer, *self.page(collect()))
+        return await asyncio.to_thread(self._answer, *await self._page(collect))
+
+    async def _page(self, collect: Collect) -> tuple[int, Page]:
+        aside = await asyncio.to_thread(lambda: tuple(self._aside()))
+        return self.page((*collect(), *aside))
 
     def page(self, metrics: Iterable[Metric]) -> tuple[int, Page]:
         """The numbers of this moment, and how many pages there were before."""
