@@ -34,10 +34,11 @@ def read_load(text: bytes) -> Load | None:
     Only the names that are needed are looked for, so that 100 KB of histograms cost microseconds.
     """
     data = b"\n" + text
+    others = b"llamacpp:" if b"\nvllm:" in data else b"vllm:"
     found: dict[str, float] = {}
     for field, (combine, names) in _FIELDS.items():
         for name in names:
-            values = _values(data, name)
+            values = [] if name.startswith(others) else _values(data, name)
             if values:
                 found[field] = combine(values)
                 break
