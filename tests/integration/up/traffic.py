@@ -81,7 +81,10 @@ class Traffic:
 
     async def _scraper(self):
         while not self._stop:
-            self.scrapes.append(await scrape(self._port))
+            try:
+                self.scrapes.append(await scrape(self._port))
+            except (OSError, EOFError) as error:
+                self.faults.append(f"metrics: {error!r}")
             await asyncio.sleep(0.02)
 
 
