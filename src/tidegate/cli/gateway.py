@@ -71,9 +71,11 @@ def _serve_control(
 
     async def beside(served: Gateway) -> None:
         link = Link(path, hello, listening, apply=served.apply, report=served.report, unsent=served.unsent)
-        sharing = [shares.run(served.metrics.collect)] if shares is not None else []
         try:
-            await asyncio.gather(link.run(), *sharing)
+            async with asyncio.TaskGroup() as both:  # waits for the end of both: the last report has to leave
+                both.create_task(link.run())
+                if shares is not None:
+                    both.create_task(shares.run(served.metrics.collect))
         finally:
             if lost := sum(one.requests for one in served.accounting.take_usage()):
                 logs.get().error("control is away; what was used at the end is in no table", requests=lost)
