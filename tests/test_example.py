@@ -41,7 +41,7 @@ def test_every_line_is_a_setting_and_shows_its_default(tmp_path, engine):
     loaded = load(file, environ={})
     assert loaded.pool[0].engine == engine
     without = set(re.findall(r"^(\w+) = .*  # no default$", text, re.MULTILINE))
-    parts = [getattr(loaded, name) for name in ("gateway", "admin", "chat", "store", "log")]
+    parts = [getattr(loaded, name) for name in ("gateway", "admin", "chat", "store", "log", "limits")]
     for part in [*parts, loaded.pool[0].engine_options()]:
         for name, field in type(part).model_fields.items():
             if field.default is None:
@@ -56,7 +56,7 @@ def test_every_setting_is_in_the_file():
     tables = set(re.findall(r"^\[+([a-z.]+)\]+$", FILE.read_text(encoding="utf-8"), re.MULTILINE))
     known = {name for kind in ALL if kind is not Settings for name in kind.model_fields}
     assert names == known - {"defaults", "options"}
-    assert tables == {"gateway", "admin", "chat", "store", "log", "model", "model.defaults", "pool", "pool.options"}
+    assert tables == {"gateway", "admin", "chat", "store", "log", "limits", "model", "model.defaults", "pool", "pool.options"}
     assert tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 

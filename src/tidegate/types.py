@@ -187,6 +187,13 @@ class AccessLogOptions(msgspec.Struct, frozen=True):
     backups: int = 5
 
 
+class RedisOptions(msgspec.Struct, frozen=True):
+    """Where quotas stand that several gateways share; without a URL each gateway keeps its own."""
+
+    url: str = ""
+    password_file: str = ""
+
+
 class FleetSnapshot(msgspec.Struct, frozen=True):
     """Everything control tells a gateway, whole and numbered; a gateway swaps one for the next in a single step."""
 
@@ -198,6 +205,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     """False: requests are anonymous and whatever key they carry is ignored."""
     options: GatewayOptions = GatewayOptions()
     access_log: AccessLogOptions = AccessLogOptions()
+    redis: RedisOptions = RedisOptions()
     draining: bool = False
 
 

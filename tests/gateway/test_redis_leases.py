@@ -8,17 +8,18 @@ import subprocess
 import time
 
 import pytest
+from redis.asyncio import Redis
 
+from gateway.conftest import key_view
 from gateway.wire import until
 from tidegate.errors import RateLimited
 from tidegate.gateway import redis_leases
 from tidegate.gateway.quotas import Quotas
 from tidegate.gateway.redis_leases import _BLOCKS, RedisMeters
-from tidegate.types import KeyView
+from tidegate.types import KeyView, RedisOptions
 
 SERVER = shutil.which("redis-server")
 pytestmark = pytest.mark.skipif(SERVER is None, reason="redis-server is missing (Debian package redis-server)")
-pytest.importorskip("redis", reason="the package redis is missing (pip install 'tidegate[redis]')")
 
 
 class Server:
@@ -65,7 +66,7 @@ async def gateways(server):
         key = KeyView("d" * 64, "anna", "t", **limits)
         found = []
         for _ in range(count):
-            quotas, meters = Quotas(), RedisMeters(server.url, time.monotonic, time.time)
+            quotas, meters = Quotas(), RedisMeters(RedisOptions(server.url), time.monotonic, time.time)
             quotas.use(meters)
             quotas.apply([key])
             tasks.append(asyncio.create_task(meters.run()))
@@ -210,7 +211,7 @@ async def test_without_redis_each_gateway_goes_on_with_its_share_and_says_so_onc
 
 
 async def test_redis_that_was_never_there_keeps_nobody_out(tmp_path):
-    meters = RedisMeters("redis://127.0.0.1:1/0", time.monotonic, time.time)
+    meters = RedisMeters(RedisOptions("redis://127.0.0.1:1/0"), time.monotonic, time.time)
     quotas, key = Quotas(), KeyView("d" * 64, "anna", "t", requests_per_minute=10)
     quotas.use(meters)
     quotas.apply([key])
@@ -220,3 +221,24 @@ async def test_redis_that_was_never_there_keeps_nobody_out(tmp_path):
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_a_gateway_leases_as_its_settings_say_and_gives_back_at_its_end(server, engine, gateway, ask):
+    secret = "sk-tg-" + "s" * 43
+    view = key_view(secret, requests_per_minute=40)
+    options = {"keys": (view,), "keys_required": True, "redis": RedisOptions(server.url)}
+    running = await gateway((await engine()).view(), **options)
+    answer = await ask(running, headers=(f"Authorization: Bearer {secret}",))
+    assert (answer.status, answer.headers["x-ratelimit-limit-requests"]) == (200, "40")
+    meters = running.gateway.quotas.meters
+    await until(lambda: running.gateway.quotas.of(view).requests._stock > 0, "a block is leased")
+    running.gateway.leasing.apply(RedisOptions())
+    redis = Redis.from_url(server.url)
+
+    async def level():
+        return float(await redis.hget(f"tidegate:quota:{view.digest[:32]}:requests", "level"))
+
+    while not 39 <= await level() < 40:  # one request is taken, and no lease is left
+        await asyncio.sleep(0.01)
+    await redis.aclose()
+    assert running.gateway.quotas.meters is not meters

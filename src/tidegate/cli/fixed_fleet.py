@@ -61,6 +61,7 @@ class FixedFleet:
             status=status,
             keys=self._keys,
             access_log=self._settings.log.access_log(),
+            redis=self._settings.limits.redis(),
         )
 
     def _status(self, key: str) -> ReplicaStatus:

@@ -36,6 +36,8 @@ def _reach(settings: Settings) -> Iterator[str]:
 def _secrets(settings: Settings) -> Iterator[str]:
     if settings.store.url and urlsplit(settings.store.url).password:
         yield "store.url: holds a password; keep it in a file of its own, named by store.password_file"
+    if settings.limits.redis_url and urlsplit(settings.limits.redis_url).password:
+        yield "limits.redis_url: holds a password; keep it in a file of its own, named by limits.redis_password_file"
 
 
 def _idle(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
@@ -47,6 +49,8 @@ def _idle(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
                 yield f"{name}: does nothing while chat.enabled is false"
     if settings.store.password_file is not None and settings.store.url is None:
         yield "store.password_file: does nothing without store.url"
+    if settings.limits.redis_password_file is not None and settings.limits.redis_url is None:
+        yield "limits.redis_password_file: does nothing without limits.redis_url"
     for position, pool in enumerate(settings.pool, 1):
         if pool.engine == "external" and f"pool.{position}.replicas" in origins:
             yield f"pool.{position}.replicas: does nothing for external engines, which are as many as urls"

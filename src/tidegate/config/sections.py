@@ -1,5 +1,6 @@
 """Every setting, once: its type, its default, its bounds, and the docstring that the example file shows as its meaning."""
 
+import importlib.util
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tidegate.config.addresses import Address
-from tidegate.types import AccessLogOptions, GatewayOptions, Sampling
+from tidegate.types import AccessLogOptions, GatewayOptions, RedisOptions, Sampling
 
 
 def _network(value: str) -> str:
@@ -48,8 +49,17 @@ def _engine_url(value: str) -> str:
     return value
 
 
+def _redis_url(value: str) -> str:
+    if urlsplit(value).scheme not in {"redis", "rediss", "unix"}:
+        raise ValueError("is not the URL of a Redis, as in redis://redis.example:6379/0")
+    if importlib.util.find_spec("redis") is None:
+        raise ValueError("Redis needs the package redis, which is not installed: pip install 'tidegate[redis]'")
+    return value
+
+
 Network = Annotated[str, AfterValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 UrlPath = Annotated[str, AfterValidator(_path)]
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 
@@ -186,6 +196,19 @@ class LogSettings(Section):
         return AccessLogOptions(self.access, self.access_max_bytes, self.access_backups)
 
 
+class LimitsSettings(Section):
+    """What keys may use is counted in each gateway, or in one Redis for all of them."""
+
+    redis_url: RedisUrl | None = Field(None, examples=["redis://redis.example:6379/0"])
+    """Redis in which several gateways share the quotas of keys. Default: each gateway counts for itself."""
+    redis_password_file: Path | None = Field(None, examples=["/etc/tidegate/redis-password"])
+    """File that holds Redis's password, so that the URL need not."""
+
+    def redis(self) -> RedisOptions:
+        """What gateways are told about Redis."""
+        return RedisOptions(self.redis_url or "", str(self.redis_password_file or ""))
+
+
 class SamplingSettings(Section):
     """Put into requests that do not say otherwise; what is not given here is the engine's own default."""
 
@@ -295,6 +318,7 @@ class Settings(Section):
     chat: ChatSettings = Field(default_factory=ChatSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    limits: LimitsSettings = Field(default_factory=LimitsSettings)
     model: tuple[ModelSettings, ...] = ()
     pool: tuple[PoolSettings, ...] = ()
 

@@ -74,7 +74,7 @@ def effect_of(setting: str) -> Effect:
 def applicable(running: Settings, new: Settings) -> Settings:
     """The new settings as far as they can be applied now; what needs a restart stays as it runs."""
     update: dict[str, Any] = {"model": new.model, "pool": new.pool}
-    for section in ("gateway", "admin", "chat", "store", "log"):
+    for section in ("gateway", "admin", "chat", "store", "log", "limits"):
         held, wanted = getattr(running, section), getattr(new, section)
         fixed = {
             name: getattr(held, name)

@@ -14,6 +14,7 @@ from tidegate.types import (
     FleetSnapshot,
     GatewayOptions,
     KeyView,
+    RedisOptions,
     ReplicaState,
     ReplicaView,
 )
@@ -54,6 +55,7 @@ def build(
     keys: Keys,
     service: Sequence[KeyView] = (),
     access_log: AccessLogOptions = AccessLogOptions(),  # noqa: B008 - immutable
+    redis: RedisOptions = RedisOptions(),  # noqa: B008 - immutable
 ) -> FleetSnapshot:
     """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming."""
     return FleetSnapshot(
@@ -64,6 +66,7 @@ def build(
         keys_required=keys_required(settings, keys),
         options=share_out(settings.options(), settings.processes),
         access_log=access_log,
+        redis=redis,
     )
 
 

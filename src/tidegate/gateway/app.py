@@ -27,6 +27,7 @@ from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.quotas import Quotas
+from tidegate.gateway.redis_leases import Leasing
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
@@ -79,6 +80,7 @@ class Gateway:
         self.flights = Flights(
             random=self.random, now=self.now, options=lambda: self.fleet.snapshot.options, ended=self.accounting.ended
         )
+        self.leasing = Leasing(self.quotas, self.flights.run)
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
@@ -93,6 +95,7 @@ class Gateway:
         self.accounting.apply(snapshot)
         options = snapshot.options
         self.server.limits = Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
+        self.leasing.apply(snapshot.redis)
         self.quotas.apply(snapshot.keys, processes=options.processes)
         self._gatekeeper = Gatekeeper(snapshot, self._listen_host, self.quotas)
         self._proxies = Proxies(options.trusted_proxies)

@@ -243,7 +243,7 @@ class Quotas:
     """The quotas of all keys. They outlive snapshots: a key's are the same for as long as there is that key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
-        self._clock, self._unix = clock, unix
+        self.clock, self.unix = clock, unix
         self.meters: Meters = LocalMeters(clock, unix)
         self._quotas: dict[str, tuple[Limits, Quota]] = {}
 
@@ -255,7 +255,7 @@ class Quotas:
             limits = (key.requests_per_minute, key.tokens_per_minute, key.tokens_per_day, key.concurrent_streams)
             if limits == NO_LIMITS:
                 continue
-            had, quota = known.get(key.digest) or (NO_LIMITS, Quota(key.name, self._clock, self._unix))
+            had, quota = known.get(key.digest) or (NO_LIMITS, Quota(key.name, self.clock, self.unix))
             if anew or had != limits:
                 self._fit(quota, key)
             self._quotas[key.digest] = (limits, quota)

@@ -10,13 +10,14 @@ goes on with its share of every limit.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate import logs
 from tidegate.gateway.buckets import DAY_S, Bucket, Day, Meter
-from tidegate.gateway.quotas import MINUTE_S, Slots
-from tidegate.types import KeyView
+from tidegate.gateway.quotas import MINUTE_S, LocalMeters, Quotas, Slots
+from tidegate.types import KeyView, RedisOptions
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -244,8 +245,8 @@ class LeasedSlots:
 class RedisMeters:
     """Makes amounts that stand in Redis. `run` keeps them and Redis in step until it is cancelled."""
 
-    def __init__(self, url: str, clock: Callable[[], float], unix: Callable[[], float]) -> None:
-        self.url = url
+    def __init__(self, options: RedisOptions, clock: Callable[[], float], unix: Callable[[], float]) -> None:
+        self._options = options
         self._clock, self._unix = clock, unix
         self._me = secrets.token_hex(8)
         self._meters: dict[tuple[str, str], LeasedMeter] = {}
@@ -302,7 +303,8 @@ class RedisMeters:
         from redis.exceptions import RedisError
 
         redis = Redis.from_url(
-            self.url,
+            self._options.url,
+            password=self._password(),
             socket_timeout=PATIENCE_S,
             socket_connect_timeout=PATIENCE_S,
             retry=Retry(NoBackoff(), 0),  # the loop below is the retry
@@ -323,6 +325,15 @@ class RedisMeters:
                     if not self._away:
                         await self._sync(redis, last=True)
             await redis.aclose()
+
+    def _password(self) -> str | None:
+        """The password, where a file holds it; one in the URL counts before it."""
+        file = self._options.password_file
+        try:
+            return Path(file).read_text("utf-8").strip() if file else None
+        except OSError as error:
+            logs.get().warning("redis's password cannot be read", file=file, cause=error.strerror)
+            return None
 
     async def _sync(self, redis: "Redis", *, last: bool = False) -> None:
         pipe = redis.pipeline(transaction=False)
@@ -379,3 +390,28 @@ def _slots_hearer(slots: LeasedSlots, want: int) -> Callable[[Any], None]:
 def _redis_key(key: KeyView, what: str) -> str:
     """Half of a key's digest tells keys apart, and is no use to whoever reads Redis."""
     return f"{PREFIX}{key.digest[:32]}:{what}"
+
+
+class Leasing:
+    """Has a gateway's quotas counted where the settings say: in Redis, or in this process."""
+
+    def __init__(self, quotas: Quotas, start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        """`start` runs something beside the requests until the gateway ends."""
+        self._quotas, self._start = quotas, start
+        self._options = RedisOptions()
+        self._running: asyncio.Task[None] | None = None
+
+    def apply(self, options: RedisOptions) -> None:
+        """Follow the settings; the quotas' next `apply` makes the amounts. What was used meanwhile is not carried over."""
+        if options == self._options:
+            return
+        self._options = options
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+        if not options.url:
+            self._quotas.use(LocalMeters(self._quotas.clock, self._quotas.unix))
+            return
+        meters = RedisMeters(options, self._quotas.clock, self._quotas.unix)
+        self._quotas.use(meters)
+        self._running = self._start(meters.run())
