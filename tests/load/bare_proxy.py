@@ -58,7 +58,10 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # it is TCP
-        self.parser = httptools.HttpResponseParser(self)
+
+    def ask(self, client: Client, request: bytes) -> None:
+        self.client, self.parser = client, httptools.HttpResponseParser(self)
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         if self.client is not None and not self.client.transport.is_closing():
@@ -84,7 +87,7 @@ class Proxy:
 
     def ask(self, client: Client, request: bytes) -> None:
         if self.pool:
-            self._send(self.pool.pop(), client, request)
+            self.pool.pop().ask(client, request)
         else:
             task = asyncio.get_running_loop().create_task(self._connect(client, request))
             self.tasks.add(task)
@@ -94,12 +97,7 @@ class Proxy:
         _, upstream = await asyncio.get_running_loop().create_connection(
             lambda: Upstream(self), "127.0.0.1", self.engine_port
         )
-        self._send(upstream, client, request)
-
-    @staticmethod
-    def _send(upstream: Upstream, client: Client, request: bytes) -> None:
-        upstream.client = client
-        upstream.transport.write(request)
+        upstream.ask(client, request)
 
 
 async def main(port: int, engine_port: int) -> None:

