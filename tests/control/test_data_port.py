@@ -125,6 +125,7 @@ async def test_the_next_control_lets_a_replaced_process_finish(site):
     site.release()
     assert (await slow)["pid"] == before["gateway"]
     await ended(site, before["gateway"])
+    assert {path.name for path in site.home.logs.glob("gateway*")} == {"gateway.log"}
 
 
 async def test_the_end_does_not_wait_for_idle_leftovers_and_leaves_none(site):

@@ -22,12 +22,14 @@ from tidegate.control.plan import digest
 from tidegate.control.restarts import RestartPolicy
 from tidegate.control.state import METRICS_FOLDER, ProcessKind, ProcessRecord
 from tidegate.errors import OperatorError
-from tidegate.fleet.local import LocalChild, is_alive
+from tidegate.fleet.local import LocalChild, adopt, is_alive
 from tidegate.gateway import shared_metrics
 from tidegate.home import Home
 from tidegate.types import ReplicaState
 
 NAME = "gateway"
+OLD = "gateway-old-"
+"""What the record of a replaced process is called, with its pid, until it has finished."""
 HANDOVER_S = 3.0
 """A living gateway looks for a new control every 0.25 s."""
 REPLACED_GRACE_S = 5.0
@@ -171,7 +173,7 @@ class DataPort:
         name, life = old.view.name, old.life
         old.hold()  # if it ends meanwhile, its successor is on its way
         if isinstance(life, GatewayLife):
-            life.rename(f"{NAME}-old-{life.child.id.pid}" if life.child else name)
+            life.rename(f"{OLD}{life.child.id.pid}" if life.child else name)
         fresh = self.keepers[position] = self._keeper(name)
         self._leaving.add(old)
         fresh.begin()
@@ -200,6 +202,8 @@ class DataPort:
                 await life.retire(self._settings.gateway.drain_timeout_s + REPLACED_GRACE_S)
             await keeper.stop(REPLACED_GRACE_S)
             self._leaving.discard(keeper)
+            if all(keeper.view.name != other.view.name for other in self.keepers):
+                self._launcher.followers.forget(keeper.view.name)
 
         self._leaving.add(keeper)
         self._in_background(finish())
@@ -263,7 +267,7 @@ class DataPort:
         living = [
             (record, child)
             for record in self._launcher.records.all()
-            if record.kind is ProcessKind.GATEWAY and (child := self._launcher.adopt(record)) is not None
+            if record.kind is ProcessKind.GATEWAY and (child := self._found(record)) is not None
         ]
         arrivals = (self._gateways.arrival(record.id, timeout_s=HANDOVER_S) for record, _ in living)
         links = await asyncio.gather(*arrivals)
@@ -279,6 +283,10 @@ class DataPort:
             else:
                 await self._let_go(record, child, serves=serves)
         return adopted
+
+    def _found(self, record: ProcessRecord) -> LocalChild | None:
+        """The process, if it lives. One that was replaced writes into its successor's log, which is followed."""
+        return adopt(record.id) if record.name.startswith(OLD) else self._launcher.adopt(record)
 
     def _take_socket(self, link: Link | None) -> None:
         if link is None or link.listening is None or self._listening is not None:
@@ -299,7 +307,7 @@ class DataPort:
         if self._listening is None:
             await self._launcher.end(record, REPLACED_GRACE_S)
             return
-        old = f"{NAME}-old-{record.id.pid}"
+        old = f"{OLD}{record.id.pid}"
         self._launcher.rename(record, old)
         grace_s = self._settings.gateway.drain_timeout_s + REPLACED_GRACE_S
 

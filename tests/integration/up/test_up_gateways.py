@@ -50,7 +50,7 @@ def test_every_process_is_replaced_under_load_and_no_request_fails(site):
             traffic.more(600)
         up.until(lambda: len(site.status().gateways) == 2)  # the old ones have finished
     assert not traffic.faults
-    assert traffic.answers > 2000
+    assert traffic.answers >= 1500
     assert not set(gateways(site).values()) & set(before.values())
     assert not falls(traffic.scrapes)
     up.until(lambda: answered(site) == traffic.answers)
