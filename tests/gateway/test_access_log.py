@@ -39,7 +39,7 @@ def test_a_request_is_one_line_that_says_who_what_and_how_long(file):
         ended(at_s=NOON + 0.25, caller=Caller("sales", "anna", "k1"), queue_s=0.00123, first_s=0.0456, moves=1)
     )
     log.queue.append(ended(at_s=NOON + 1, first_s=None, outcome=Outcome.FAILED, status=502, code="engine_failed"))
-    log.queue.append(Refused(NOON + 2, "req-9", Caller(), "/wp-admin", 404, "unknown_path"))
+    log.queue.append(Refused(NOON + 2, "req-9", Caller(), "/wp-admin", 404, "unknown_path", "192.0.2.7"))
     log.close()
     first, second, third = lines(file)
     assert first == {
@@ -71,6 +71,7 @@ def test_a_request_is_one_line_that_says_who_what_and_how_long(file):
         None,
     )
     assert (third["outcome"], third["path"], third["code"]) == ("refused", "/wp-admin", "unknown_path")
+    assert third["client"] == "192.0.2.7"
     assert list(third) == list(first), "every line has the same fields"
     assert file.stat().st_mode & 0o777 == 0o600
 

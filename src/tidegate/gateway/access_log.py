@@ -43,6 +43,7 @@ class Refused(msgspec.Struct, frozen=True):
     path: str
     status: int
     code: str
+    client: str = ""
 
 
 class Line(msgspec.Struct, rename={"klass": "class", "prompt_tokens": "tokens_in", "completion_tokens": "tokens_out"}):
@@ -182,7 +183,7 @@ class AccessLog:
             completion_tokens=None,
             code=record.code,
             moves=0,
-            client="",
+            client=record.client[:MAX_TEXT_CHARS],
         )
 
     def _time(self, at_s: float) -> str:

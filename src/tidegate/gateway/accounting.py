@@ -114,7 +114,9 @@ class Accounting:
             elif self._log is not None:
                 self._log.dropped["full"] += 1
 
-    def refused(self, *, at_s: float, request_id: str, caller: Caller, path: str, status: int, code: str) -> None:
+    def refused(
+        self, *, at_s: float, request_id: str, caller: Caller, path: str, status: int, code: str, client: str = ""
+    ) -> None:
         """Count a request that was answered with an error before any replica was asked."""
         self._metrics.refusal(status, code)
         if self._queue is None or self._log is None:
@@ -128,7 +130,7 @@ class Accounting:
         elif len(self._queue) >= QUEUE_RECORDS:
             self._log.dropped["full"] += 1
         else:
-            self._queue.append(Refused(at_s, request_id, caller, path, status, code))
+            self._queue.append(Refused(at_s, request_id, caller, path, status, code, client))
 
     def settle(self) -> None:
         """Add what the data path counted to the metrics and to the usage that waits."""

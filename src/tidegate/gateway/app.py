@@ -155,6 +155,7 @@ class Gateway:
             path=exchange.request.path,
             status=error.status,
             code=error.code or "error",
+            client=self.client_address(exchange),
         )
 
     def _request_id(self, exchange: Exchange) -> bytes:
