@@ -62,7 +62,7 @@ async def cost(program: Program, seconds: float) -> Cost:
 async def _spent(program: Program, seconds: float, connections: int, request: bytes) -> float:
     """CPU for each answer, or for each event where there are any."""
     log = Log()
-    made = await askers(program.port, connections, request, log, over_s=0.3)
+    made = await askers(program.port, connections, request, log, over_s=0.2)
     await asyncio.sleep(0.2)
     cpu_s, answers, events = program.cpu_s, log.answers, log.events
     await asyncio.sleep(seconds)

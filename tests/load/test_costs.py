@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(config, item):
 
 
 async def test_a_request_and_an_event_cost_little_more_than_through_a_bare_proxy(tmp_path):
-    found = await pairs(tmp_path, rounds=5, seconds=0.5)
+    found = await pairs(tmp_path, rounds=3, seconds=0.4)
     requests = [pair.request_ratio for pair in found]
     events = [pair.event_ratio for pair in found]
     assert median(requests) < REQUEST_RATIO, found

@@ -5,7 +5,7 @@ from load.soak import Soak
 
 async def test_no_answer_is_lost_while_engines_are_killed_and_nothing_stays_open(tmp_path):
     """Ten minutes of it are `make soak`."""
-    result = await Soak(tmp_path).run(14, kill_every_s=3)
+    result = await Soak(tmp_path).run(10, kill_every_s=2.5)
     assert result.kills >= 2
     assert not result.lost, result.lost
     assert result.whole > 100
