@@ -300,3 +300,25 @@ async def test_a_forwarded_request_without_a_key_is_refused_unless_that_was_aske
 
 async def test_a_forwarded_request_with_its_key_is_served(one, ask):
     assert (await ask(await one(), headers=(bearer(), *PROXIED))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken"),
+    [
+        ({}, 256),
+        ({"max_tokens": 100}, 100),
+        ({"max_tokens": None}, 256),
+        ({"max_completion_tokens": 50, "max_tokens": 100}, 50),
+        ({"max_tokens": 100, "n": 3}, 300),
+        ({"max_tokens": 5_000}, 1_000),
+    ],
+)
+async def test_a_request_takes_what_it_may_cost(engine, gateway, ask, fields, taken):
+    """Its body's size, and the answers it asks for, none longer than the model's context."""
+    view = key_view(GOOD, tokens_per_minute=10_000)
+    behind = await engine(answers(USUAL))
+    running = await gateway(behind.view(context_tokens=1_000), keys=(view,), keys_required=True)
+    answer = await ask(running, headers=(bearer(),), **fields)
+    assert answer.status == 200
+    left = int(answer.headers["x-ratelimit-remaining-tokens"])
+    assert taken < 10_000 - left < taken + 60

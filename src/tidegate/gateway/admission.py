@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from tidegate.gateway.auth import Admitted
 from tidegate.gateway.intake import CHAT, COMPLETIONS, Intake
 from tidegate.gateway.quotas import ANSWER_TOKENS, BYTES_PER_TOKEN, Lease, Quota
@@ -24,10 +26,12 @@ def admit(exchange: Exchange, admitted: Admitted, intake: Intake) -> Lease | Non
     if quota is None:
         exchange.extra_headers = as_lines(exchange.extra_headers) + headers if exchange.extra_headers else headers
         return None
+    if exchange.extra_headers:
+        headers = as_lines(exchange.extra_headers) + headers
     try:
         return _enter(quota, intake)
     finally:
-        exchange.extra_headers = as_lines(exchange.extra_headers) + headers + quota.headers()
+        exchange.extra_headers = headers + quota.headers()
 
 
 def _enter(quota: Quota, intake: Intake) -> Lease:
@@ -40,18 +44,19 @@ def _answer_tokens(intake: Intake) -> int:
     """The most tokens that a request's answers may have, as far as it says."""
     if intake.path not in ANSWERING:
         return 0
-    told = [number for name in _LIMITS if (number := _number(intake, name)) is not None]
-    tokens = min(told) if told else ANSWER_TOKENS
-    context_tokens = intake.model.context_tokens
-    if context_tokens is not None:
+    fields = intake.fields
+    tokens = None
+    for name in _LIMITS:
+        if name in fields and (told := _number(fields[name])) is not None:
+            tokens = told if tokens is None else min(tokens, told)
+    if tokens is None:
+        tokens = ANSWER_TOKENS
+    if tokens > ANSWER_TOKENS and (context_tokens := intake.model.context_tokens) is not None:
         tokens = min(tokens, context_tokens)
-    return tokens * (_number(intake, "n") or 1)
+    return tokens if "n" not in fields else tokens * (_number(fields["n"]) or 1)
 
 
-def _number(intake: Intake, name: str) -> int | None:
-    """A field's whole number; None where the field says nothing, or nothing that an engine would take."""
-    raw = intake.fields.get(name)
-    if raw is None:
-        return None
+def _number(raw: msgspec.Raw) -> int | None:
+    """A whole number; None for what says nothing, or nothing that an engine would take."""
     digits = bytes(raw)
     return int(digits[: _MOST_DIGITS + 1]) if digits.isdigit() else None

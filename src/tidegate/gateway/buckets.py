@@ -79,6 +79,9 @@ class Bucket:
         return self._level
 
     def wait_s(self, units: int, now_s: float) -> float:
+        level = self._level
+        if units <= level:
+            return 0.0
         missing = units - self._fill(now_s)
         return 0.0 if missing <= SLACK else missing / self.per_s
 

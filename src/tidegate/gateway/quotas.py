@@ -20,7 +20,7 @@ ANSWER_TOKENS: Final = 256
 """Taken for the answer to a request that does not say how long it may become."""
 SLOT_RETRY_S: Final = 1.0
 """When to come back for one of the answers at once: nobody knows when one ends."""
-MAX_KNOWN_LINES: Final = 4096
+MAX_KNOWN_LINES: Final = 256
 
 
 class Slots(Protocol):
@@ -85,49 +85,57 @@ class Lease:
 class Quota:
     """The amounts of one key. Those that are None are not limited."""
 
-    __slots__ = ("_clock", "_lines", "_unix", "day", "name", "requests", "slots", "tokens")
+    __slots__ = (
+        "_clock",
+        "_most",
+        "_told_requests",
+        "_told_tokens",
+        "_unix",
+        "day",
+        "name",
+        "requests",
+        "slots",
+        "tokens",
+    )
 
     def __init__(self, name: str, clock: Callable[[], float], unix: Callable[[], float]) -> None:
         self.name = name
         self._clock, self._unix = clock, unix
-        self.requests: Meter | None = None
-        self.tokens: Meter | None = None
-        self.day: Meter | None = None
-        self.slots: Slots | None = None
-        self._lines: dict[tuple[int, float, bytes], bytes] = {}
+        self.fit(None, None, None, None)
+
+    def fit(self, requests: Meter | None, tokens: Meter | None, day: Meter | None, slots: Slots | None) -> None:
+        """Count with these from now on."""
+        self.requests, self.tokens, self.day, self.slots = requests, tokens, day, slots
+        self._most = min((meter.most for meter in (tokens, day) if meter is not None), default=0)
+        counted = tokens if tokens is not None else day
+        self._told_requests = Told(requests, b"requests") if requests is not None else None
+        self._told_tokens = Told(counted, b"tokens") if counted is not None else None
 
     @property
     def counts_tokens(self) -> bool:
         """Whether `enter` has to be told what a request may cost."""
-        return self.tokens is not None or self.day is not None
+        return self._most > 0
 
     def enter(self, prompt_tokens: int = 0, answer_tokens: int = 0) -> Lease:
         """Take what a request may cost. Raises RateLimited, and then nothing has been taken.
 
         The prompt's tokens are a guess and never more than the whole limit; the answer's are what the client asked for.
         """
-        now_s, unix_s = self._clock(), self._unix()
-        if self.slots is not None and not self.slots.free():
-            raise _refused(self.name, "answers at once", self.slots.limit, SLOT_RETRY_S)
-        if self.requests is not None and (wait_s := self.requests.wait_s(1, now_s)):
-            raise _refused(self.name, "requests per min", self.requests.limit, wait_s)
-        reserved = 0
-        if self.tokens is not None or self.day is not None:
-            reserved = self._fitting(prompt_tokens, answer_tokens)
-        if self.tokens is not None and (wait_s := self.tokens.wait_s(reserved, now_s)):
-            raise _refused(self.name, "tokens per min", self.tokens.limit, wait_s, code="tokens_limit_exceeded")
-        if self.day is not None and (wait_s := self.day.wait_s(reserved, unix_s)):
-            raise _refused(self.name, "tokens per day", self.day.limit, wait_s, code="insufficient_quota")
-        if self.slots is not None:
-            self.slots.take()
-        request = self.requests.take(1, now_s) if self.requests is not None else 0
-        taken = self.tokens.take(reserved, now_s) if self.tokens is not None else 0
-        of_day = self.day.take(reserved, unix_s) if self.day is not None else 0
-        return Lease(self, reserved, request, taken, of_day)
+        now_s = self._clock()
+        slots, requests = self.slots, self.requests
+        if slots is not None and not slots.free():
+            raise _refused(self.name, "answers at once", slots.limit, SLOT_RETRY_S)
+        if requests is not None and (wait_s := requests.wait_s(1, now_s)):
+            raise _refused(self.name, "requests per min", requests.limit, wait_s)
+        reserved = taken = of_day = 0
+        if self._most:
+            reserved, taken, of_day = self._take_tokens(prompt_tokens, answer_tokens, now_s)
+        if slots is not None:
+            slots.take()
+        return Lease(self, reserved, requests.take(1, now_s) if requests is not None else 0, taken, of_day)
 
-    def _fitting(self, prompt_tokens: int, answer_tokens: int) -> int:
-        """What is taken for a request. Raises RateLimited for one that no wait would make fit."""
-        most = min(meter.most for meter in (self.tokens, self.day) if meter is not None)
+    def _take_tokens(self, prompt_tokens: int, answer_tokens: int, now_s: float) -> tuple[int, int, int]:
+        most, tokens, day = self._most, self.tokens, self.day
         if answer_tokens > most:
             raise RateLimited(
                 f"the answer may have {answer_tokens} tokens, and the API key {self.name!r} has {most} at most at once;"
@@ -135,7 +143,14 @@ class Quota:
                 code="tokens_limit_exceeded",
                 param="max_tokens",
             )
-        return min(prompt_tokens + answer_tokens, most)
+        reserved = min(prompt_tokens + answer_tokens, most)
+        unix_s = self._unix() if day is not None else 0.0
+        if tokens is not None and (wait_s := tokens.wait_s(reserved, now_s)):
+            raise _refused(self.name, "tokens per min", tokens.limit, wait_s, code="tokens_limit_exceeded")
+        if day is not None and (wait_s := day.wait_s(reserved, unix_s)):
+            raise _refused(self.name, "tokens per day", day.limit, wait_s, code="insufficient_quota")
+        taken = tokens.take(reserved, now_s) if tokens is not None else 0
+        return reserved, taken, day.take(reserved, unix_s) if day is not None else 0
 
     def leave(self, unused: int, taken: int, taken_of_day: int) -> None:
         """Give back a slot and tokens (negative: more were used)."""
@@ -153,28 +168,41 @@ class Quota:
             self.requests.settle(1, taken, self._clock())
 
     def headers(self) -> bytes:
-        """`x-ratelimit-*` as OpenAI has them: what is left now, and in how long all of it will be there again."""
-        lines = b""
-        if self.requests is not None:
-            lines = self._meter_lines(self.requests, self._clock(), b"requests")
-        if self.tokens is not None:
-            return lines + self._meter_lines(self.tokens, self._clock(), b"tokens")
-        if self.day is not None:
-            return lines + self._meter_lines(self.day, self._unix(), b"tokens")
+        """`x-ratelimit-*` as OpenAI has them: what is left now, and in how long all of it will be there again.
+
+        Tokens are those of a minute, where these are limited, else those of a day.
+        """
+        lines = self._told_requests.lines(self._clock()) if self._told_requests is not None else b""
+        if self._told_tokens is not None:
+            lines += self._told_tokens.lines(self._clock() if self.tokens is not None else self._unix())
         return lines
 
-    def _meter_lines(self, meter: Meter, now_s: float, what: bytes) -> bytes:
-        left = meter.left(now_s)
-        reset_s = math.ceil(meter.full_in_s(left, now_s) * 100) / 100
-        known = (left, reset_s, what)
-        lines = self._lines.get(known)
+
+class Told:
+    """The headers that tell of one amount. Often the same is left again, and then they are the same."""
+
+    __slots__ = ("_format", "_known", "_meter")
+
+    def __init__(self, meter: Meter, what: bytes) -> None:
+        self._meter = meter
+        self._format = b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n" % (
+            what,
+            meter.limit,
+            what,
+            what,
+        )
+        self._known: dict[tuple[int, int], bytes] = {}
+
+    def lines(self, now_s: float) -> bytes:
+        """What is left at this time of the meter's."""
+        left = self._meter.left(now_s)
+        known = (left, int(now_s))
+        lines = self._known.get(known)
         if lines is None:
-            if len(self._lines) >= MAX_KNOWN_LINES:
-                self._lines.clear()
-            lines = self._lines[known] = (
-                b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n"
-                % (what, meter.limit, what, left, what, duration(reset_s).encode())
-            )
+            if len(self._known) >= MAX_KNOWN_LINES:
+                self._known.clear()
+            reset = duration(self._meter.full_in_s(left, now_s)).encode()
+            lines = self._known[known] = self._format % (left, reset)
         return lines
 
 
@@ -269,10 +297,12 @@ class Quotas:
             key.concurrent_streams,
         )
         meters = self.meters
-        quota.requests = None if per_minute is None else meters.requests(key, per_minute, quota.requests)
-        quota.tokens = None if tokens is None else meters.tokens(key, tokens, quota.tokens)
-        quota.day = None if day is None else meters.day(key, day, quota.day)
-        quota.slots = None if at_once is None else meters.slots(key, at_once, quota.slots)
+        quota.fit(
+            None if per_minute is None else meters.requests(key, per_minute, quota.requests),
+            None if tokens is None else meters.tokens(key, tokens, quota.tokens),
+            None if day is None else meters.day(key, day, quota.day),
+            None if at_once is None else meters.slots(key, at_once, quota.slots),
+        )
 
     def use(self, meters: Meters) -> None:
         """Count elsewhere from the next `apply` on."""
