@@ -1,0 +1,72 @@
+"""The fleet of a gateway alone: what is found out about engines that somebody else runs."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from tidegate.cli.fixed_fleet import FixedFleet
+from tidegate.config import load
+from tidegate.control.snapshot import Keys
+from tidegate.engines.fake_server import FakeServer, FakeServerOptions
+from tidegate.gateway.app import Gateway
+from tidegate.types import ProcessId
+
+
+@contextlib.asynccontextmanager
+async def alone(*urls: str):
+    """A gateway alone before these engines."""
+    pool = {"name": "default", "model": "auto", "engine": "external", "urls": list(urls)}
+    fleet = FixedFleet(load(None, {"pool": [pool]}, environ={}), Keys)
+    gateway = Gateway(fleet.snapshot(), listen_host="127.0.0.1", process=ProcessId(1, 1))
+    gateway.observer.look_s = 0.2
+    gateway.observer.begin(gateway.fleet.replicas.values())
+    watching = asyncio.ensure_future(fleet.watch(gateway))
+    try:
+        yield gateway
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await gateway.close(0.0)
+
+
+def proved(gateway) -> bool:
+    """Whether the engine is known to continue equally."""
+    replica = gateway.fleet.replicas.get("default-0")
+    return replica is not None and replica.view.continues
+
+
+async def until(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_an_engine_is_asked_at_once_and_known_to_continue_a_moment_later():
+    async with FakeServer(FakeServerOptions(tokens=30)) as engine, alone(engine.url) as gateway:
+        await until(lambda: "fake" in gateway.fleet.models)
+        assert gateway.fleet.models["fake"].ready
+        await until(lambda: proved(gateway))
+
+
+@pytest.mark.parametrize("second", ["b", "a"])
+async def test_what_comes_back_at_the_same_address_is_looked_at_anew(second):
+    """It may be another model by now; the same one needs no second proof."""
+    engine = FakeServer(FakeServerOptions(model="a", tokens=30))
+    await engine.start()
+    async with alone(engine.url) as gateway:
+        await until(lambda: proved(gateway))
+        replica = gateway.fleet.replicas["default-0"]
+        engine.crash()
+        await until(lambda: replica.rank == 3)
+        again = FakeServer(FakeServerOptions(model=second, tokens=30, record=True))
+        await again.start(port=int(engine.url.rpartition(":")[2]))
+        try:
+            await until(lambda: second in gateway.fleet.models and gateway.fleet.models[second].ready)
+            await until(lambda: any(request.path == "/v1/models" for request in again.requests))
+            assert (gateway.fleet.replicas["default-0"] is replica) == (second == "a")
+        finally:
+            await again.close()
+    await engine.close()
