@@ -486,30 +486,27 @@ class Flight:
             usage = relay.usage or (Usage(0, relay.progress) if relay.progress else None)
         if self._lease is not None:
             self._lease.end(usage.prompt_tokens + usage.completion_tokens if usage is not None else 0)
-        intake = self._intake
-        self._host.ended(
-            self,
-            Ended(
-                id=self._id.decode("latin-1"),
-                at_s=time.time(),
-                caller=self._caller,
-                klass=self._caller.klass,
-                model=intake.model.name,
-                replica=replica.view.id if replica is not None else "",
-                path=intake.path,
-                status=self._status,
-                outcome=outcome,
-                stream=intake.stream,
-                queue_s=0.0,
-                first_s=self._first_s - self._started_s if self._first_s else None,
-                total_s=now - self._started_s,
-                prompt_tokens=usage.prompt_tokens if usage is not None else None,
-                completion_tokens=usage.completion_tokens if usage is not None else None,
-                code=self._code,
-                moves=self._moves,
-            ),
-            retried=self._retried,
+        intake, started, first = self._intake, self._started_s, self._first_s
+        record = Ended(  # by position, which costs half of what names do
+            self._id.decode("latin-1"),
+            time.time(),
+            self._caller,
+            self._caller.klass,
+            intake.model.name,
+            replica.view.id if replica is not None else "",
+            intake.path,
+            self._status,
+            outcome,
+            intake.stream,
+            0.0,
+            first - started if first else None,
+            now - started,
+            usage.prompt_tokens if usage is not None else None,
+            usage.completion_tokens if usage is not None else None,
+            self._code,
+            self._moves,
         )
+        self._host.ended(self, record, retried=self._retried)
 
     def _own_headers(self) -> bytes:
         """The headers by which a client knows its request again, as lines."""
