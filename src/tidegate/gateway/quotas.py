@@ -234,7 +234,7 @@ class LocalMeters:
     def requests(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - whose it is matters elsewhere
         return self._bucket(limit, old)
 
-    def tokens(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002
+    def tokens(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - as above
         return self._bucket(limit, old)
 
     def _bucket(self, limit: int, old: Meter | None) -> Bucket:
@@ -243,13 +243,13 @@ class LocalMeters:
             return old.resized(limit, MINUTE_S, now_s, share=self.share)
         return Bucket(limit, MINUTE_S, now_s, share=self.share)
 
-    def day(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002
+    def day(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - as above
         now_s = self._unix()
         return (
             old.resized(limit, now_s, share=self.share) if isinstance(old, Day) else Day(limit, now_s, share=self.share)
         )
 
-    def slots(self, key: KeyView, limit: int, old: Slots | None) -> Slots:  # noqa: ARG002
+    def slots(self, key: KeyView, limit: int, old: Slots | None) -> Slots:  # noqa: ARG002 - as above
         slots = LocalSlots(max(1, int(limit * self.share)))
         if isinstance(old, LocalSlots):
             slots.taken = old.taken

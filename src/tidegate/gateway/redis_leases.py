@@ -260,10 +260,10 @@ class RedisMeters:
     def requests(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - what was used stands in Redis
         return self._meter(key, "requests", limit, MINUTE_S, self._clock())
 
-    def tokens(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002
+    def tokens(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - as above
         return self._meter(key, "tokens", limit, MINUTE_S, self._clock())
 
-    def day(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002
+    def day(self, key: KeyView, limit: int, old: Meter | None) -> Meter:  # noqa: ARG002 - as above
         return self._meter(key, "day", limit, DAY_S, self._unix())
 
     def slots(self, key: KeyView, limit: int, old: Slots | None) -> Slots:
