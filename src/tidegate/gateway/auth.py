@@ -109,7 +109,10 @@ class Gatekeeper:
         self._now_s = now_s
         self._required = snapshot.keys_required
         self._allow_forwarded = snapshot.options.allow_anonymous
-        self._holders = {bytes.fromhex(key.digest): Holder(key, quotas.of(key)) for key in snapshot.keys}
+        self._quotas = quotas
+        self._keys = {key.digest: key for key in snapshot.keys}
+        self._holders: dict[str, Holder] = {}
+        """Of the keys that were shown since this snapshot: with thousands of keys a snapshot is no pause."""
         self._anybody = Holder(None, None)
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
         self._last_host = b"localhost"
@@ -157,9 +160,17 @@ class Gatekeeper:
             raise Unauthorized(
                 "you did not provide an API key; send it as `Authorization: Bearer KEY`", code="missing_api_key"
             )
-        holder = self._holders.get(hashlib.sha256(secret.strip()).digest())
+        digest = hashlib.sha256(secret.strip()).hexdigest()
+        holder = self._holders.get(digest) or self._learn(digest)
         if holder is None or (holder.expires_at_s is not None and holder.expires_at_s <= self._now_s()):
             raise Unauthorized("the API key is not valid", code="invalid_api_key")
+        return holder
+
+    def _learn(self, digest: str) -> Holder | None:
+        key = self._keys.get(digest)
+        if key is None:
+            return None
+        holder = self._holders[digest] = Holder(key, self._quotas.of(key))
         return holder
 
     def _admit_notable(self, headers: Mapping[bytes, bytes]) -> Admitted:
