@@ -17,7 +17,7 @@ import msgspec
 
 from load.programs import environment, open_files, rss_mib
 from tidegate.control.state import AdminAddress
-from tidegate.control.status import Status
+from tidegate.control.status import ReplicaStatusView, Status
 from tidegate.types import ReplicaState
 
 SETTINGS = """\
@@ -83,6 +83,11 @@ class Result:
         )
 
 
+def _whole(replica: ReplicaStatusView) -> bool:
+    """Whether it can also go on with what another began: that is found out in the first seconds of its life."""
+    return replica.state is ReplicaState.READY and replica.continues
+
+
 class Soak:
     """One `tidegate up` in a folder of its own, its clients, and whoever kills its engines."""
 
@@ -130,7 +135,7 @@ class Soak:
     async def _all_ready(self, admin: httpx.AsyncClient, up: subprocess.Popen[bytes]) -> Status:
         while True:
             status = await self._status(admin)
-            if status and status.replicas and all(r.state is ReplicaState.READY for r in status.replicas):
+            if status and status.replicas and all(_whole(replica) for replica in status.replicas):
                 return status
             if up.poll() is not None:
                 raise RuntimeError((self.folder / "up.txt").read_text()[-2000:])
@@ -209,10 +214,10 @@ class Soak:
                 if time.monotonic() > ends - 3:
                     return
                 status = await self._status(admin)
-                ready = [r for r in (status.replicas if status else ()) if r.state is ReplicaState.READY and r.pid]
+                ready = [r for r in (status.replicas if status else ()) if _whole(r) and r.pid]
                 ready = [r for r in ready if self._short_lives.get(r.id, 0) < 3 or (r.ready_s or 0) > WELL_S]
                 if len(ready) < 2:
-                    continue  # whoever kills the last one gets what he asked for
+                    continue  # with nobody left who could go on, streams break, as they have to
                 for victim in self.rng.sample(ready, 2 if len(ready) > 2 and self.rng.random() < 0.2 else 1):
                     short = (victim.ready_s or 0) < WELL_S
                     self._short_lives[victim.id] = self._short_lives.get(victim.id, 0) + 1 if short else 1
