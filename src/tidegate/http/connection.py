@@ -92,6 +92,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.lost = True
+        del self.parser  # it leads back here: no work for the collector, which seldom comes
         self.server.connections.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.finished:
