@@ -15,7 +15,8 @@
     └── EngineError              an engine did not do what its contract says
         ├── EngineStartError     it did not become ready
         ├── ConnectError         no connection to it could be made
-        └── UpstreamClosedError  it closed, or broke the protocol, before its answer was whole
+        ├── UpstreamClosedError  it closed, or broke the protocol, before its answer was whole
+        └── StalledError         it stopped in the middle of an answer
 
 Lower errors (OSError, msgspec and httptools errors) are translated into these at one border each: the place where the
 file is read, the socket is bound, the bytes are parsed.
@@ -170,3 +171,7 @@ class ConnectError(EngineError):
 
 class UpstreamClosedError(EngineError):
     """A replica closed the connection, or broke the protocol, before its answer was whole."""
+
+
+class StalledError(EngineError):
+    """A replica has stopped in the middle of an answer, without closing anything."""

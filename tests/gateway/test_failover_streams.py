@@ -283,3 +283,23 @@ async def test_llama_cpps_null_before_the_answers_to_several_prompts_is_not_pass
         assert answer.body == b"".join(events[1:])
     else:
         assert [choice["text"] for choice in json.loads(answer.body)["choices"]] == ["a", "b"]
+
+
+async def test_the_answers_of_a_stuck_replica_are_asked_for_elsewhere(gateway, pair):
+    one, _ = pair
+    one.set_fault("stall@5x1")
+    running = await gateway(view(one, "pool-0"), view(pair[1], "pool-1"))
+    flights = running.gateway.flights
+    flights.random = lambda: 0.0
+
+    async def find_it_stuck():
+        while not any(flight.measure() for flight in flights.active):
+            await asyncio.sleep(0)
+        replica = running.replica("pool-0")
+        for _ in range(3):
+            replica.failed("stuck")
+
+    task = asyncio.ensure_future(find_it_stuck())
+    _, events, done = await stream(running)
+    await task
+    assert (text_of(events).strip(), done) == (WHOLE, True)

@@ -20,8 +20,9 @@ from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.addresses import FORWARDED, Proxies, in_networks, is_loopback
 from tidegate.gateway.auth import Admitted, Gatekeeper
 from tidegate.gateway.cors import Cors
-from tidegate.gateway.fleet import Fleet, ModelEntry
+from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.flights import Flights
+from tidegate.gateway.health import Failure
 from tidegate.gateway.intake import read_intake
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
@@ -57,7 +58,7 @@ class Gateway:
         clock: Callable[[], float] = lambda: self.now()  # noqa: E731, PLW0108 - `now` may be replaced
         self.fleet = Fleet(clock)
         self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
-        self.fleet.on_change = self.observer.changed
+        self.fleet.on_change = self._changed
         self.metrics = Metrics()
         self.accounting = Accounting(self.metrics, access_log)
         self.quotas = Quotas()
@@ -87,6 +88,12 @@ class Gateway:
         self._registry = process_metrics()
         self._registry.register(self.metrics)
         self._shares = shares
+
+    def _changed(self, replica: Replica) -> None:
+        """A replica's health is another one."""
+        self.observer.changed(replica)
+        if replica.health.out is Failure.STUCK:
+            self.flights.leave(replica)
 
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Swap in a snapshot; requests in flight go on as they began."""

@@ -67,6 +67,11 @@ class Flights:
         self._retries -= retried
         self._record(record)
 
+    def leave(self, replica: Replica) -> None:
+        """A replica is stuck: its answers are asked for elsewhere."""
+        for flight in list(self.active):
+            flight.leave(replica)
+
     def _look(self) -> None:
         self._looking = self._loop.call_later(LOOK_S, self._look)
         self.look(self.now())

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Lease(Protocol):
     """What a key was granted for one request."""
 
-    def end(self, tokens: int) -> None:
-        """The request has ended, and cost so many tokens."""
+    def end(self, tokens: int | None) -> None:
+        """The request has ended, and cost so many tokens; None where nobody told, and the estimate has to do."""
 
 
 class Host(Protocol):

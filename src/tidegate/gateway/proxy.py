@@ -11,7 +11,16 @@ import time
 from typing import Final
 
 from tidegate import openai
-from tidegate.errors import BadGateway, BadRequest, ConnectError, EngineError, GatewayTimeout, RequestError, Unavailable
+from tidegate.errors import (
+    BadGateway,
+    BadRequest,
+    ConnectError,
+    EngineError,
+    GatewayTimeout,
+    RequestError,
+    StalledError,
+    Unavailable,
+)
 from tidegate.gateway import engine_errors, failover
 from tidegate.gateway.assemble import Assembly
 from tidegate.gateway.fleet import Replica
@@ -32,6 +41,9 @@ RETRY_JITTER_S: Final = 0.05
 """Retries after an engine's error are spread over this time, so that they do not come in one wave."""
 RETRIED: Final = frozenset((500, 502, 503, 504))
 """An engine's answers that another engine might not give; a 501 or a 4xx would come again."""
+
+
+_FAILURES: Final = {ConnectError: "connect", StalledError: "stalled"}
 
 
 class Flight:
@@ -313,8 +325,12 @@ class Flight:
         stale = connection is not None and connection.reused and self._head is None
         if not stale:
             replica.failures += 1
-            replica.failed("connect" if isinstance(error, ConnectError) else "broken")
+            replica.failed(_FAILURES.get(type(error), "broken"))
             self._refused |= {replica.view.id}
+        self._go_on(replica, error)
+
+    def _go_on(self, replica: Replica, error: EngineError) -> None:
+        """Have another replica answer, whole or from where the text stopped; else say that it broke off."""
         if self._nothing_sent:
             self._leave_replica()
             try:
@@ -429,10 +445,17 @@ class Flight:
         elif self._events and progress and now - self._progress_s > options.stall_timeout_s and self._connection:
             self._progress_s = now
             self._drop_connection()
-            self.on_error(EngineError(f"no event came for {options.stall_timeout_s:g} s"))
+            self.on_error(StalledError(f"no event came for {options.stall_timeout_s:g} s"))
         elif options.keepalive_after_s and self._intake.stream and not progress and waited > options.keepalive_after_s:
             self._begin_stream()
             self._exchange.write(b": waiting\n\n")
+
+    def leave(self, replica: Replica) -> None:
+        """A replica is stuck: an answer that was to come from it will not come."""
+        if self._replica is replica and self._connection is not None:
+            self._drop_connection()
+            self._refused |= {replica.view.id}
+            self._go_on(replica, StalledError(f"{replica.view.id} is stuck"))
 
     def measure(self) -> int:
         """Bytes kept of this stream."""
@@ -485,7 +508,8 @@ class Flight:
         if relay is not None:
             usage = relay.usage or (Usage(0, relay.progress) if relay.progress else None)
         if self._lease is not None:
-            self._lease.end(usage.prompt_tokens + usage.completion_tokens if usage is not None else 0)
+            told = usage is not None and (relay is None or relay.usage is not None)
+            self._lease.end(usage.prompt_tokens + usage.completion_tokens if usage is not None and told else None)
         intake, started, first = self._intake, self._started_s, self._first_s
         record = Ended(  # by position, which costs half of what names do
             self._id.decode("latin-1"),
