@@ -18,6 +18,8 @@ from tidegate.http.limits import Limits
 from tidegate.http.request import Glance
 
 SWEEP_S: Final = 1.0
+SWEPT_AT_ONCE: Final = 500
+SWEPT_PAUSE_S: Final = 0.005
 TLS_GOODBYE_S: Final = 1.0
 """How long a client may take to answer the end of a TLS session; many never do."""
 IDLE_DRAIN_S: Final = 1.0
@@ -53,6 +55,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
         self._settle_s = ACCEPTED_S
 
     def now(self) -> float:
@@ -76,9 +79,18 @@ class HttpServer:
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         now = loop.time()
         self.clock = now + SWEEP_S
-        for connection in list(self.connections):
-            connection.sweep(now)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep, loop)
+        self._sweep_some(loop, list(self.connections))
+
+    def _sweep_some(self, loop: asyncio.AbstractEventLoop, connections: list[ServerConnection]) -> None:
+        """A few at a time, and others' bytes in between: ten thousand at once would hold up every stream."""
+        now = loop.time()
+        for connection in connections[-SWEPT_AT_ONCE:]:
+            if not connection.lost:
+                connection.sweep(now)
+        del connections[-SWEPT_AT_ONCE:]
+        if connections:
+            self._sweeping = loop.call_later(SWEPT_PAUSE_S, self._sweep_some, loop, connections)
 
     @property
     def busy(self) -> int:
@@ -112,8 +124,9 @@ class HttpServer:
 
     async def close(self) -> None:
         """End at once."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in (self._sweeper, self._sweeping):
+            if timer is not None:
+                timer.cancel()
         self.stop_accepting()
         for connection in list(self.connections):
             connection.transport.abort()
