@@ -56,7 +56,18 @@ def test_every_setting_is_in_the_file():
     tables = set(re.findall(r"^\[+([a-z.]+)\]+$", FILE.read_text(encoding="utf-8"), re.MULTILINE))
     known = {name for kind in ALL if kind is not Settings for name in kind.model_fields}
     assert names == known - {"defaults", "options"}
-    assert tables == {"gateway", "admin", "chat", "store", "log", "limits", "model", "model.defaults", "pool", "pool.options"}
+    assert tables == {
+        "gateway",
+        "admin",
+        "chat",
+        "store",
+        "log",
+        "limits",
+        "model",
+        "model.defaults",
+        "pool",
+        "pool.options",
+    }
     assert tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -26,7 +26,7 @@ class EventRelay:
     """Passes the events of an answer on. `kept` is None once the stream has lost the privilege to be continued."""
 
     __slots__ = (
-        "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "_write", "events", "finished", "kept", "kept_bytes",
+        "_attached", "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "_write", "events", "finished", "kept", "kept_bytes",
         "torn", "usage",
     )  # fmt: skip
 
@@ -38,6 +38,7 @@ class EventRelay:
         self._write: Callable[[bytes], object] = exchange.transport.write
         self._tail = b""
         self._counted = 0
+        self._attached: Connection | None = None
         self.kept: list[bytes] | None = []
         """What was sent, chunk by chunk, with its framing."""
         self.kept_bytes = 0
@@ -62,19 +63,27 @@ class EventRelay:
     def attach(self, connection: Connection) -> None:
         """Let whole events flow from socket to socket, for as long as nothing has to be looked at."""
         if self._piped and self._exchange.chunked and not (self._tail or self.torn or self.finished):
-            connection.pipe = self.pipe
+            self._attached = connection
+            connection.pipe = self._pipe(connection)
 
-    def pipe(self, framed: bytes) -> None:
-        """One chunk that ends an event, as it came: the way of nearly every event."""
-        at = framed.find(FINISH)
-        if not self.finished and (at < 0 or framed.startswith(b"null", at + _AFTER_FINISH)):
-            if self.kept is not None:
-                self.kept.append(framed)
+    def _pipe(self, connection: Connection) -> Callable[[bytes], None]:
+        """The way of nearly every event: a chunk that ends one leaves as it came. What it needs, it holds."""
+        keep = self.kept.append if self.kept is not None else self._count
+        write = self._write
+
+        def pipe(framed: bytes) -> None:
+            at = framed.find(FINISH)
+            if at < 0 or framed.startswith(b"null", at + _AFTER_FINISH):
+                keep(framed)
+                write(framed)
             else:
-                self.events += 1
-            self._write(framed)
-        else:
-            self.feed(framed[framed.index(b"\n") + 1 : -2])
+                connection.pipe = None
+                self.feed(framed[framed.index(b"\n") + 1 : -2])
+
+        return pipe
+
+    def _count(self, _framed: bytes) -> None:
+        self.events += 1
 
     def feed(self, payload: bytes) -> None:
         """Some of the answer's bytes, unframed. Raises UpstreamClosedError for an event that cannot be read."""
@@ -120,6 +129,8 @@ class EventRelay:
             self.events += len(self.kept)
         self.kept = None
         self.kept_bytes = 0
+        if self._attached is not None and self._attached.pipe is not None:
+            self._attached.pipe = self._pipe(self._attached)
 
     def kept_payload(self) -> bytes:
         """What was sent so far, unframed."""
