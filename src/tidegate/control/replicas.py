@@ -43,6 +43,8 @@ class Replicas:
         self._leaving: set[str] = set()
         self._ending = False
         self._checks: dict[str, tuple[EngineLife | AdoptedEngineLife, asyncio.Task[None]]] = {}
+        self._proven: set[str] = set()
+        """What engines of ours were started with that were seen to continue equally."""
 
     async def apply(self, plan: Plan, drain_s: float = 0.0) -> None:
         """Start what is new, end what is gone, replace what is another; what stays the same is not touched.
@@ -120,6 +122,8 @@ class Replicas:
         life = keeper.life if keeper is not None else None
         if keeper is not None and keeper.view.state is ReplicaState.READY and not self._ending:
             known, _ = self._checks.get(name, (None, None))
+            if isinstance(life, EngineLife) and life.facts is not None and self._digest(name) in self._proven:
+                life.facts = replace(life.facts, continues=True)  # its like has been asked: all else is the same
             if isinstance(life, EngineLife | AdoptedEngineLife) and life is not known:
                 task = asyncio.get_running_loop().create_task(self._check(name, life))
                 self._checks[name] = (life, task)
@@ -135,9 +139,16 @@ class Replicas:
         record = self._launcher.records.get(name)
         if equal and self.keepers.get(name) is not None and self.keepers[name].life is life:
             life.facts = replace(facts, continues=True)
+            if life.child is not None:
+                self._proven.add(self._digest(name))
             if record is not None:
                 self._launcher.answers(record, life.url, api_key=life.api_key, dialect=life.dialect, facts=life.facts)
             self._changed()
+
+    def _digest(self, name: str) -> str:
+        """Of what a replica was started with; empty for one that is not ours."""
+        record = self._launcher.records.get(name)
+        return record.digest if record is not None else ""
 
     def _adopted(self, spec: ReplicaSpec) -> AdoptedEngineLife | None:
         record = self._launcher.records.get(spec.id)

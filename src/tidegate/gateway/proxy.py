@@ -110,11 +110,15 @@ class Flight:
         """Whether the end has been told."""
         return self._exchange.finished
 
-    def _choose(self, version: str | None = None) -> Replica:
-        """A replica that has not failed this request; of one `version` only, where an answer has begun."""
+    def _choose(self, version: str | None = None, *, continuing: bool = False) -> Replica:
+        """A replica that has not failed this request; of one `version` only, where an answer has begun.
+
+        `continuing`: one that was seen to go on with a text as it would have gone on with its own.
+        """
         model, refused = self._intake.model, self._refused
         if version is not None:
-            refused |= {r.view.id for r in model.replicas if r.view.version != version}
+            unfit = (r for r in model.replicas if r.view.version != version or (continuing and not r.view.continues))
+            refused |= {r.view.id for r in unfit}
         replica = model.choose(self._intake.path, refused, self._host.random)
         if replica is None:
             raise Unavailable(
@@ -405,9 +409,7 @@ class Flight:
         sent = failover.read_sent(relay.kept_payload(), self._intake.path)
         if not failover.can_continue(self._intake.fields, sent):
             raise EngineError("this kind of answer cannot be continued")
-        replica = self._choose(version)
-        if sent.text and not replica.view.continues:
-            raise EngineError("no replica continues a text as it would have gone on")
+        replica = self._choose(version, continuing=bool(sent.text))
         flags = dict(replica.dialect.continue_flags)
         fields = failover.continuation(self._intake.fields, sent, self._intake.path, flags=flags)
         self._leave_replica()
