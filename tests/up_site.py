@@ -40,6 +40,11 @@ gap_ms = {gap_ms}
 """
 
 
+def _hears_the_terminal_end():
+    """Whoever runs the tests may ignore SIGHUP, as nohup does, and children would inherit it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Up:
     """One process of `tidegate up`."""
 
@@ -53,6 +58,7 @@ class Up:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_hears_the_terminal_end,  # noqa: PLW1509 - sets a signal, and touches nothing else
             )
 
     def text(self):
