@@ -48,14 +48,18 @@ def write(path, *, vocabulary=100, tensors=1, **keys):
     writer.close()
 
 
-def test_a_vocabulary_as_large_as_ernie_s_is_read_in_less_than_a_tenth_of_a_second(tmp_path):
-    write(tmp_path / "large.gguf", vocabulary=103_424)
-    times = []
-    for _ in range(5):
+def test_a_vocabulary_as_large_as_ernie_s_is_read_many_times_faster_than_by_the_package(tmp_path):
+    """Every warm start reads it, so it has to be a matter of milliseconds; the package's reader is the yardstick."""
+    path = tmp_path / "large.gguf"
+    write(path, vocabulary=103_424)
+
+    def seconds(read):
         begun = time.perf_counter()
-        assert read_header(tmp_path / "large.gguf").vocabulary == 103_424
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 0.1
+        read(path)
+        return time.perf_counter() - begun
+
+    assert read_header(path).vocabulary == 103_424
+    assert 5 * min(seconds(read_header) for _ in range(3)) < seconds(gguf.GGUFReader)
 
 
 def test_heads_that_differ_by_layer_are_added_up(tmp_path):
