@@ -15,11 +15,12 @@ from up_site import Site
 STREAMS = 50
 PROMPTS = (
     "1, 2, 3, 4, 5, 6, 7, 8,",
-    "Monday, Tuesday, Wednesday, Thursday,",
-    "A B C D E F G H I J K",
-    "two four six eight ten",
-    "January, February, March, April, May,",
+    "21, 22, 23, 24, 25, 26,",
+    "31, 32, 33, 34, 35, 36,",
+    "51, 52, 53, 54, 55, 56,",
+    "101, 102, 103, 104, 105,",
 )
+"""What comes next is clear by far: beside others in a batch the last bits of the numbers differ, and a close choice turns."""
 TWO = """\
 [[model]]
 name = "smollm2-135m"
@@ -40,7 +41,7 @@ def pair():
     site = Site()
     try:
         site.settings(TWO.format(path=demo_model_path()))
-        site.up().ready()
+        site.up().ready().until(lambda: all(replica.continues for replica in site.status().replicas))
         yield site
     finally:
         site.close()
