@@ -111,13 +111,13 @@ async def test_with_all_replicas_down_503_comes_at_once_and_one_that_comes_back_
                 began = time.monotonic()
                 answer = await client.ask("POST", CHAT, body())
                 assert (answer.status, int(answer.headers["retry-after"]) >= 1) == (503, True)
-                assert time.monotonic() - began < 1.0
+                assert time.monotonic() - began < 0.2
             again = FakeServer()
             await again.start(port=port)
             try:
                 back_s = time.monotonic()
                 await until(lambda: running.replica().rank == 0, "it being back")
-                assert time.monotonic() - back_s < 2.0
+                assert time.monotonic() - back_s < 1.0
                 assert (await client.ask("POST", CHAT, body())).status == 200
                 assert (await client.ask("GET", "/ready")).status == 200
             finally:

@@ -65,7 +65,6 @@ class Flight:
     """What is asked of the next replica, once the answer has begun."""
     _tail = b""
     _status = 0
-    _attempts = 0
     _moves = 0
     _retried = False
     _first_s = 0.0
@@ -130,7 +129,6 @@ class Flight:
 
     def _ask(self, replica: Replica) -> None:
         self._replica = replica
-        self._attempts += 1
         replica.in_flight += 1
         replica.requests += 1
         connection = replica.endpoint.take(self._host.now())
