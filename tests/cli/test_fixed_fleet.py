@@ -44,20 +44,37 @@ async def until(condition, seconds: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_an_engine_is_asked_at_once_and_known_to_continue_a_moment_later():
-    async with FakeServer(FakeServerOptions(tokens=30)) as engine, alone(engine.url) as gateway:
+async def test_engines_are_asked_at_once_and_known_to_continue_a_moment_later():
+    options = FakeServerOptions(tokens=30)
+    async with FakeServer(options) as one, FakeServer(options) as other, alone(one.url, other.url) as gateway:
         await until(lambda: "fake" in gateway.fleet.models)
         assert gateway.fleet.models["fake"].ready
-        await until(lambda: proved(gateway))
+        await until(lambda: proved(gateway) and gateway.fleet.replicas["default-1"].view.continues)
+
+
+def checks() -> list[str]:
+    """Engines that are being asked whether they continue equally."""
+    return sorted(name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("continuation of "))
+
+
+async def test_an_engine_that_nobody_could_go_on_for_is_not_asked_whether_it_continues():
+    """It would be kept busy in its first seconds, beside its users, for nothing."""
+    options = FakeServerOptions(tokens=30)
+    async with FakeServer(options) as one, alone(one.url) as gateway:
+        await until(lambda: "fake" in gateway.fleet.models)  # checks begin in the same turn of the loop
+        assert checks() == []
+    async with FakeServer(options) as one, FakeServer(options) as other, alone(one.url, other.url) as gateway:
+        await until(lambda: "fake" in gateway.fleet.models)
+        assert checks() == ["continuation of default-0", "continuation of default-1"]
 
 
 @pytest.mark.parametrize("second", ["b", "a"])
 async def test_what_comes_back_at_the_same_address_is_looked_at_anew(second):
-    """It may be another model by now; the same one needs no second proof."""
+    """It may be another model by now; to the gateway the same one stays the same replica."""
     engine = FakeServer(FakeServerOptions(model="a", tokens=30))
     await engine.start()
     async with alone(engine.url) as gateway:
-        await until(lambda: proved(gateway))
+        await until(lambda: "a" in gateway.fleet.models)
         replica = gateway.fleet.replicas["default-0"]
         engine.crash()
         await until(lambda: replica.rank == 3)

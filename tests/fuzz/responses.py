@@ -65,7 +65,7 @@ class Recorder:
         if self.piping and self.body.endswith(b"\n\n"):
             self.connection.pipe = self.pipe
 
-    def pipe(self, framed: bytes) -> None:
+    def pipe(self, framed: bytes) -> bool:
         """One whole chunk, framed."""
         assert not self.end
         assert self.body.endswith(b"\n\n"), "some of an event is held back, and would come after its end"
@@ -74,6 +74,7 @@ class Recorder:
         assert rest.endswith(b"\n\n\r\n")
         self.body += rest[:-2]
         self.piped += 1
+        return True
 
     def on_end(self) -> None:
         assert self.status

@@ -14,6 +14,7 @@ from tidegate.engines.base import EngineFacts
 from tidegate.engines.external import ExternalEngine, serving_name
 from tidegate.errors import EngineStartError, StoreError
 from tidegate.gateway.app import Gateway
+from tidegate.gateway.fleet import Fleet
 from tidegate.types import FleetSnapshot, ReplicaState
 
 LOOK_S: Final = 1.0
@@ -36,6 +37,8 @@ class FixedFleet:
         self._told: dict[str, str] = {}
         self._returns: dict[str, int] = {}
         """How often each had come back when it was looked at last."""
+        self._checked: dict[str, EngineFacts] = {}
+        """What was known of each when it was last asked whether it continues equally."""
         self._engines = {
             spec.id: ExternalEngine(spec.url, spec.options)  # type: ignore[arg-type]  # external pools have ExternalOptions
             for spec in make_plan(self._settings, {}).replicas
@@ -83,9 +86,20 @@ class FixedFleet:
             found = await asyncio.gather(*(self._look(gateway, key) for key in keys))
             if any(found):
                 gateway.apply(self.snapshot())
-            for key in (key for key, new in zip(keys, found, strict=True) if new):
-                checks.create_task(self._check(gateway, key, self._facts[key]))
+                for key in self._unchecked(gateway.fleet):
+                    self._checked[key] = self._facts[key]
+                    checks.create_task(self._check(gateway, key, self._facts[key]), name=f"continuation of {key}")
             await asyncio.sleep(LOOK_S)
+
+    def _unchecked(self, fleet: Fleet) -> list[str]:
+        """Engines that may have to go on with another's answers, and were not asked whether they can."""
+        serving = [model.replicas for model in fleet.models.values() if len(model.replicas) > 1]
+        keys = (replica.view.id for replicas in serving for replica in replicas)
+        return [key for key in keys if key in self._facts and not self._is_checked(key)]
+
+    def _is_checked(self, key: str) -> bool:
+        facts = self._facts[key]
+        return facts.continues or self._checked.get(key) is facts
 
     async def _watch_keys(self, gateway: Gateway) -> None:
         """An engine that is slow to answer does not keep a revoked key alive."""

@@ -32,7 +32,7 @@ from tidegate.gateway.redis_leases import Leasing
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
-from tidegate.http import Exchange, HttpServer, Limits, as_lines
+from tidegate.http import Exchange, HttpServer, Limits, Outbox, as_lines
 from tidegate.types import DataReport, FleetSnapshot, ProcessId
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -56,7 +56,8 @@ class Gateway:
         With `shares`, /metrics answers for all data processes.
         """
         clock: Callable[[], float] = lambda: self.now()  # noqa: E731, PLW0108 - `now` may be replaced
-        self.fleet = Fleet(clock)
+        outbox = Outbox()
+        self.fleet = Fleet(clock, outbox)
         self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
         self.fleet.on_change = self._changed
         self.metrics = Metrics()
@@ -77,7 +78,7 @@ class Gateway:
             "/tokenize": (b"POST", self._tokens),
             "/detokenize": (b"POST", self._tokens),
         }
-        self.server = HttpServer(self.handle, refusal=_refusal)
+        self.server = HttpServer(self.handle, refusal=_refusal, outbox=outbox)
         self.flights = Flights(
             random=self.random, now=self.now, options=lambda: self.fleet.snapshot.options, ended=self.accounting.ended
         )

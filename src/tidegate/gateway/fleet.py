@@ -10,7 +10,7 @@ from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound, Unavailable
 from tidegate.gateway.health import Event, Failed, Failure, Health, Succeeded, after
 from tidegate.gateway.router import best, least_work_of_two
-from tidegate.http import Endpoint
+from tidegate.http import Endpoint, Outbox
 from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView, Sampling
 
 EMBEDDINGS: Final = "/v1/embeddings"
@@ -55,8 +55,9 @@ class Replica:
         *,
         now: Callable[[], float],
         changed: Callable[["Replica", Health], None],
+        outbox: Outbox | None = None,
     ) -> None:
-        self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s)
+        self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s, outbox=outbox)
         self.in_flight = self.requests = self.failures = 0
         self._now, self._changed = now, changed
         self.health = Health()
@@ -231,9 +232,10 @@ class ModelEntry:
 class Fleet:
     """Models by every name they have, and replicas by id."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        """`now` gives monotonic seconds."""
+    def __init__(self, now: Callable[[], float], outbox: Outbox | None = None) -> None:
+        """`now` gives monotonic seconds; `outbox` is where what engines are asked waits for the end of the loop's turn."""
         self._now = now
+        self._outbox = outbox
         self.on_change: Callable[[Replica], None] | None = None
         """Called when the rank of a replica has changed."""
         self.snapshot = FleetSnapshot(number=0)
@@ -249,7 +251,7 @@ class Fleet:
         for view in snapshot.replicas:
             replica = self.replicas.get(view.id)
             if replica is None or (replica.view.url, replica.view.version) != (view.url, view.version):
-                replica = Replica(view, snapshot.options, now=self._now, changed=self._changed)
+                replica = Replica(view, snapshot.options, now=self._now, changed=self._changed, outbox=self._outbox)
             else:
                 replica.see(view, snapshot.options)
             replicas[view.id] = replica

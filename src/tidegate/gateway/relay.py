@@ -26,8 +26,8 @@ class EventRelay:
     """Passes the events of an answer on. `kept` is None once the stream has lost the privilege to be continued."""
 
     __slots__ = (
-        "_attached", "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "_write", "events", "finished", "kept", "kept_bytes",
-        "torn", "usage",
+        "_attached", "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "events", "finished", "kept", "kept_bytes", "torn",
+        "usage",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, *, hide_usage: bool, piped: bool = True) -> None:
@@ -35,7 +35,6 @@ class EventRelay:
         self._exchange = exchange
         self._piped = piped
         self._hide_usage = hide_usage
-        self._write: Callable[[bytes], object] = exchange.transport.write
         self._tail = b""
         self._counted = 0
         self._attached: Connection | None = None
@@ -64,21 +63,20 @@ class EventRelay:
         """Let whole events flow from socket to socket, for as long as nothing has to be looked at."""
         if self._piped and self._exchange.chunked and not (self._tail or self.torn or self.finished):
             self._attached = connection
-            connection.pipe = self._pipe(connection)
+            connection.pipe = self._pipe()
 
-    def _pipe(self, connection: Connection) -> Callable[[bytes], None]:
+    def _pipe(self) -> Callable[[bytes], bool]:
         """The way of nearly every event: a chunk that ends one leaves as it came. What it needs, it holds."""
         keep = self.kept.append if self.kept is not None else self._count
-        write = self._write
+        write = self._exchange.direct()
 
-        def pipe(framed: bytes) -> None:
-            at = framed.find(FINISH)
-            if at < 0 or framed.startswith(b"null", at + _AFTER_FINISH):
-                keep(framed)
-                write(framed)
-            else:
-                connection.pipe = None
-                self.feed(framed[framed.index(b"\n") + 1 : -2])
+        def pipe(framed: bytes) -> bool:
+            at = framed.rfind(FINISH)
+            if at >= 0 and not framed.startswith(b"null", at + _AFTER_FINISH):
+                return False
+            keep(framed)
+            write(framed)
+            return True
 
         return pipe
 
@@ -88,6 +86,10 @@ class EventRelay:
     def feed(self, payload: bytes) -> None:
         """Some of the answer's bytes, unframed. Raises UpstreamClosedError for an event that cannot be read."""
         data = self._tail + payload if self._tail else payload
+        if data == openai.DONE and not self.torn:
+            self._tail, self._done = b"", True
+            self._pass(data)
+            return
         end = openai.whole_events(data)
         if len(data) - end > TAIL_BYTES:
             self._flow(data)
@@ -130,7 +132,7 @@ class EventRelay:
         self.kept = None
         self.kept_bytes = 0
         if self._attached is not None and self._attached.pipe is not None:
-            self._attached.pipe = self._pipe(self._attached)
+            self._attached.pipe = self._pipe()
 
     def kept_payload(self) -> bytes:
         """What was sent so far, unframed."""
@@ -144,12 +146,14 @@ class EventRelay:
         self.lose()
 
     def _send(self, whole: bytes) -> None:
-        kept = self.kept
-        if not openai.split_events(whole):
+        if whole.startswith(b"data: {") or openai.split_events(whole):
+            self._pass(whole)
+        else:
             self._exchange.write(whole)  # comments alone: no progress, and nothing to go on from
-            return
-        if kept is not None:
-            kept.append(b"%x\r\n%b\r\n" % (len(whole), whole))
+
+    def _pass(self, whole: bytes) -> None:
+        if self.kept is not None:
+            self.kept.append(b"%x\r\n%b\r\n" % (len(whole), whole))
         else:
             self.events += 1
         self._exchange.write(whole)
@@ -159,7 +163,7 @@ class EventRelay:
         data = openai.event_data(event)
         if data == b"[DONE]":
             self._done = True
-            self._send(event)
+            self._pass(event)
             return
         fields = openai.decode_event(data) if data else {}
         usage = openai.usage_of(fields)

@@ -6,6 +6,7 @@ Everything here is synchronous callbacks: a request on the data path starts no t
 from tidegate.http.client import Connection, Endpoint, Reply, ResponseHead
 from tidegate.http.exchange import Exchange, HeaderList, as_lines
 from tidegate.http.limits import Limits
+from tidegate.http.outbox import Outbox
 from tidegate.http.request import Request
 from tidegate.http.server import HttpServer
 
@@ -16,6 +17,7 @@ __all__ = [
     "HeaderList",
     "HttpServer",
     "Limits",
+    "Outbox",
     "Reply",
     "Request",
     "ResponseHead",

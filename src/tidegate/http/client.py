@@ -14,7 +14,16 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from tidegate.errors import ConnectError, EngineError, UpstreamClosedError
-from tidegate.http.framing import Body, ChunkedBody, LengthBody, UntilCloseBody
+from tidegate.http.framing import (
+    KNOWN_CHUNK_BYTES,
+    SIZE_LINES,
+    WHOLE_EVENT,
+    Body,
+    ChunkedBody,
+    LengthBody,
+    UntilCloseBody,
+)
+from tidegate.http.outbox import Outbox
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 IDLE_S: Final = 4.0
@@ -22,12 +31,7 @@ IDLE_S: Final = 4.0
 
 FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 MAX_SEEN: Final = 512
-WHOLE_EVENT: Final = b"\n\n\r\n"
-"""How a chunk ends whose payload ends a server-sent event."""
 MAX_SEEN_BYTES: Final = 2048
-
-_CHUNK_SIZES: Final = {b"%x" % n: n for n in range(2, 4096)}
-"""Size lines of ordinary events, so that telling their size is one look-up."""
 
 
 class ResponseHead:
@@ -75,16 +79,18 @@ class Connection(asyncio.Protocol):
         "reply",
         "reused",
         "transport",
+        "write",
     )
 
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
         self.reply: Reply | None = None
-        self.pipe: Callable[[bytes], object] | None = None
-        """Takes whole chunks that end an event, exactly as they came, in place of `reply.on_body`.
+        self.pipe: Callable[[bytes], bool] | None = None
+        """Takes whole chunks that end an event, exactly as they came, in place of `reply.on_body`, or says False.
 
-        The reply sets it from `on_body`, once it holds nothing back; it lasts until something else comes than such
-        chunks. Nearly every event of a stream is one, so this is the path that has to be short.
+        The reply sets it from `on_body`, once it holds nothing back; it lasts until something else comes, or it has
+        refused one, which then goes the ordinary way. Nearly every event of a stream is such a chunk, so this is the
+        path that has to be short.
         """
         self.lost = self.reused = False
         self.idle_since = 0.0
@@ -99,7 +105,7 @@ class Connection(asyncio.Protocol):
         self.reply = reply
         self.asked_bytes = len(request)
         self._head, self._body, self._bodiless = b"", None, bodiless
-        self.transport.write(request)
+        self.write(request)
 
     def abort(self) -> None:
         """Close at once, whatever is on the way; `reply` hears nothing more."""
@@ -127,6 +133,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP transports are Transports
+        outbox = self.endpoint.outbox
+        self.write: Callable[[bytes], object] = (
+            self.transport.write if outbox is None else outbox.writer(self.transport)
+        )
         self.endpoint.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -142,13 +152,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         pipe = self.pipe
-        if pipe is not None and data.endswith(WHOLE_EVENT):
-            line_end = data.find(b"\r\n", 0, 6)
-            if _CHUNK_SIZES.get(data[:line_end]) == len(data) - line_end - 4:
-                try:
-                    pipe(data)
-                except UpstreamClosedError as error:
-                    self._break_off(error)
+        if pipe is not None:
+            size = len(data)
+            if (
+                size < KNOWN_CHUNK_BYTES
+                and data.startswith(SIZE_LINES[size])
+                and data.endswith(WHOLE_EVENT)
+                and pipe(data)
+            ):
                 return
         reply = self.reply
         if reply is None:
@@ -303,13 +314,14 @@ def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:
 class Endpoint:
     """Where a replica listens, and the connections to it."""
 
-    def __init__(self, url: str, *, connect_timeout_s: float = 5.0) -> None:
-        """`url` is `http://HOST:PORT`; without a port, 80."""
+    def __init__(self, url: str, *, connect_timeout_s: float = 5.0, outbox: Outbox | None = None) -> None:
+        """`url` is `http://HOST:PORT`; without a port, 80. Without an outbox every write leaves at once."""
         address = url.removeprefix("http://").rstrip("/")
         parts = urlsplit(f"//{address}")
         self.url, self.host, self.port = url, parts.hostname or "", parts.port or 80
         self.host_header = address.encode("latin-1")
         self.connect_timeout_s = connect_timeout_s
+        self.outbox = outbox
         self.connections: set[Connection] = set()
         self.seen = SeenHeads()
         self._idle: deque[Connection] = deque()

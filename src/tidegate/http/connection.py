@@ -10,6 +10,7 @@ import contextlib
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import httptools
@@ -59,6 +60,7 @@ class ServerConnection(asyncio.Protocol):
         "target",
         "transport",
         "version",
+        "write",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -85,6 +87,10 @@ class ServerConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP and TLS transports are Transports
         self.parser = httptools.HttpRequestParser(self)
         server = self.server
+        outbox = server.outbox
+        self.write: Callable[[bytes], object] = (
+            self.transport.write if outbox is None else outbox.writer(self.transport)
+        )
         self.deadline: float | None = server.clock + server.limits.head_timeout_s
         server.connections.add(self)
         if len(server.connections) > server.limits.max_connections:
@@ -122,6 +128,7 @@ class ServerConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.transport.abort()
         else:
+            self.server.flush()
             self.closing = True
             self.deadline = self.server.clock + self.server.limits.write_timeout_s
         return False
@@ -264,7 +271,7 @@ class ServerConnection(asyncio.Protocol):
             if headers[b"expect"].lower() != b"100-continue":
                 self._stop_parsing(417, "the only expectation understood is 100-continue")
             if self.version == "1.1" and not self.pending and self.exchange is None:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _head_size(self) -> int:
         return len(self.target) + sum(len(name) + len(value) + 4 for name, value in self.headers.items())
@@ -341,7 +348,7 @@ class ServerConnection(asyncio.Protocol):
             return
         headers, body = self.server.refusal(status, reason)
         nothing = Exchange(self, Request(RequestLine(b"", b""), {}, b""))
-        nothing.write_head(status, headers, b"content-length: %d\r\n" % len(body), body)
+        self.write(nothing.head(status, headers, b"content-length: %d\r\n" % len(body), body))
         self._hang_up(LINGER_S)
 
     def _hang_up(self, linger_s: float) -> None:
@@ -352,14 +359,21 @@ class ServerConnection(asyncio.Protocol):
         self.deadline = self.server.clock + linger_s
         if self.transport.is_closing():
             return
+        self.server.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.transport.resume_reading()
         else:
             self.transport.close()
 
+    def direct(self) -> Callable[[bytes], object]:
+        """A function that writes at once, after all that was written before."""
+        outbox = self.server.outbox
+        return self.transport.write if outbox is None else outbox.direct(self.transport)
+
     def reset(self) -> None:
         """Close at once, so that the client cannot take what it has for everything."""
+        self.server.flush()
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):

@@ -53,8 +53,12 @@ class Exchange:
 
     @property
     def transport(self) -> asyncio.Transport:
-        """The client's socket, for those who write chunks with their framing, or break the rules on purpose."""
+        """The client's socket, for those who break the rules on purpose."""
         return self._connection.transport
+
+    def direct(self) -> Callable[[bytes], object]:
+        """A function that writes bytes as they are, at once: for those whose chunks have their framing."""
+        return self._connection.direct()
 
     @property
     def peer(self) -> str:
@@ -73,10 +77,11 @@ class Exchange:
             return
         self.started = True
         if status in BODILESS:
-            self.write_head(status, headers, b"", b"")
+            answer = self.head(status, headers, b"", b"")
         else:
             length = b"content-length: %d\r\n" % len(body)
-            self.write_head(status, headers, length, b"" if self.request.method == b"HEAD" else body)
+            answer = self.head(status, headers, length, b"" if self.request.method == b"HEAD" else body)
+        self._connection.write(answer)
         self.finish()
 
     def start(self, status: int, headers: HeaderList = ()) -> None:
@@ -86,25 +91,23 @@ class Exchange:
         self.started = True
         if self.request.http10:
             self.request.keep_alive = False
-            self.write_head(status, headers, b"", b"")
+            head = self.head(status, headers, b"", b"")
         else:
             self.chunked = True
-            self.write_head(status, headers, b"transfer-encoding: chunked\r\n", b"")
+            head = self.head(status, headers, b"transfer-encoding: chunked\r\n", b"")
+        self._connection.write(head)
 
-    def write_head(self, status: int, headers: HeaderList, framing: bytes, body: bytes) -> None:
-        """Head and body in one write; the head says truly whether the connection stays."""
+    def head(self, status: int, headers: HeaderList, framing: bytes, body: bytes) -> bytes:
+        """Head and body in one piece; the head says truly whether the connection stays."""
         connection = self._connection
-        connection.transport.write(
-            b"%b%b%b%b%b%b\r\n%b"
-            % (
-                STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-                connection.server.date_line,
-                headers if isinstance(headers, bytes) else as_lines(headers),
-                as_lines(self.extra_headers) if self.extra_headers else b"",
-                framing,
-                connection.persistence(self.request),
-                body,
-            )
+        return b"%b%b%b%b%b%b\r\n%b" % (
+            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+            connection.server.date_line,
+            headers if isinstance(headers, bytes) else as_lines(headers),
+            as_lines(self.extra_headers) if self.extra_headers else b"",
+            framing,
+            connection.persistence(self.request),
+            body,
         )
 
     def write(self, payload: bytes) -> None:
@@ -113,7 +116,7 @@ class Exchange:
             return
         if self.request.method != b"HEAD":
             data = b"%x\r\n%b\r\n" % (len(payload), payload) if self.chunked else payload
-            self._connection.transport.write(data)
+            self._connection.write(data)
 
     def finish(self) -> None:
         """The end of the answer; the connection goes on to its next request, or closes."""
@@ -122,7 +125,7 @@ class Exchange:
         self.finished = True
         self.on_disconnect = self.on_pause = self.on_resume = None  # they lead back here: no work for the collector
         if self.chunked and self.request.method != b"HEAD":
-            self._connection.transport.write(b"0\r\n\r\n")
+            self._connection.write(b"0\r\n\r\n")
         self._connection.exchange_finished(self)
 
     def abort(self) -> None:

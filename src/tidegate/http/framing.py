@@ -9,6 +9,25 @@ from tidegate.errors import UpstreamClosedError
 
 MAX_SIZE_LINE_BYTES: Final = 256
 MAX_TRAILER_BYTES: Final = 16 * 1024
+WHOLE_EVENT: Final = b"\n\n\r\n"
+"""How a chunk ends whose payload ends a server-sent event."""
+
+
+def _size_lines(most: int) -> list[bytes]:
+    """By the length of a whole chunk: the line it begins with; what no chunk begins with where there is none."""
+    lines = [b"-"] * most
+    for size in range(1, most):
+        line = b"%x\r\n" % size
+        if len(line) + size + 2 < most:
+            lines[len(line) + size + 2] = line
+    return lines
+
+
+KNOWN_CHUNK_BYTES: Final = 4096
+"""Chunks shorter than this can be known by their length."""
+SIZE_LINES: Final = _size_lines(KNOWN_CHUNK_BYTES)
+"""How a chunk of so many bytes begins, framing counted: to compare is less work than to parse."""
+_LENGTHS: Final = {b"%x" % size: size for size in range(KNOWN_CHUNK_BYTES)}
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
@@ -76,6 +95,16 @@ class ChunkedBody:
         payload: list[bytes] = []
         at, size = 0, len(data)
         while at < size and not self.done:
+            if self._state == self.SIZE and not self._line:  # most chunks come whole
+                begins = data.find(b"\r\n", at, at + 6) + 2
+                length = _LENGTHS.get(data[at : begins - 2])
+                if length is not None and data.startswith(b"\r\n", begins + length):
+                    if length:
+                        payload.append(data[begins : begins + length])
+                    else:
+                        self.done = True
+                    at = begins + length + 2
+                    continue
             if self._state == self.DATA:
                 piece = data[at : at + self._left]
                 payload.append(piece)

@@ -15,6 +15,7 @@ from typing import Final
 from tidegate.http.connection import ServerConnection
 from tidegate.http.exchange import Exchange, HeaderList
 from tidegate.http.limits import Limits
+from tidegate.http.outbox import Outbox
 from tidegate.http.request import Glance
 
 SWEEP_S: Final = 1.0
@@ -40,10 +41,18 @@ def plain_refusal(status: int, reason: str) -> tuple[HeaderList, bytes]:
 class HttpServer:
     """Serves one listening socket. `handler` is called with every whole request."""
 
-    def __init__(self, handler: Handler, limits: Limits | None = None, refusal: Refusal = plain_refusal) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits | None = None,
+        refusal: Refusal = plain_refusal,
+        outbox: Outbox | None = None,
+    ) -> None:
+        """Without an outbox every write leaves at once."""
         self.handler = handler
         self.limits = limits or Limits()
         self.refusal = refusal
+        self.outbox = outbox
         self.connections: set[ServerConnection] = set()
         self.draining = False
         self.glance = Glance()
@@ -57,6 +66,11 @@ class HttpServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._settle_s = ACCEPTED_S
+
+    def flush(self) -> None:
+        """Write what waits for the end of the turn; something is about to be closed."""
+        if self.outbox is not None:
+            self.outbox.flush()
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -115,6 +129,7 @@ class HttpServer:
             if not self.connections and waited >= self._settle_s:
                 break
             if waited >= self.idle_drain_s:
+                self.flush()
                 for connection in [c for c in self.connections if c.idle and not _has_unread(c)]:
                     connection.transport.close()
             await asyncio.sleep(0.02)
@@ -128,6 +143,7 @@ class HttpServer:
             if timer is not None:
                 timer.cancel()
         self.stop_accepting()
+        self.flush()
         for connection in list(self.connections):
             connection.transport.abort()
         if self._server is not None:
