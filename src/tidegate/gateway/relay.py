@@ -17,6 +17,7 @@ TAIL_BYTES: Final = 64 * 1024
 FINISH: Final = b'finish_reason":'
 """Cannot stand inside a JSON string, where its quote would be escaped."""
 _AFTER_FINISH: Final = len(FINISH)
+_NOT_FINISHED: Final = FINISH + b"null"
 NULL_EVENT: Final = b"data: null\n\n"
 """How llama.cpp begins the stream of several prompts; no client knows what to do with it."""
 DONE_CHUNK: Final = openai.DONE + b"\r\n"
@@ -63,12 +64,14 @@ class EventRelay:
         """Let whole events flow from socket to socket, for as long as nothing has to be looked at."""
         if self._piped and self._exchange.chunked and not (self._tail or self.torn or self.finished):
             self._attached = connection
-            connection.pipe = self._pipe()
+            self._pass_on(connection)
 
-    def _pipe(self) -> Callable[[bytes], bool]:
+    def _pass_on(self, connection: Connection) -> None:
         """The way of nearly every event: a chunk that ends one leaves as it came. What it needs, it holds."""
         keep = self.kept.append if self.kept is not None else self._count
         write = self._exchange.direct()
+        last = self.kept[-1] if self.kept else b""
+        at = last.rfind(_NOT_FINISHED)
 
         def pipe(framed: bytes) -> bool:
             at = framed.rfind(FINISH)
@@ -78,7 +81,7 @@ class EventRelay:
             write(framed)
             return True
 
-        return pipe
+        connection.pass_on(last[at:] if at >= 0 and at == last.rfind(FINISH) else b"", keep, write, pipe)
 
     def _count(self, _framed: bytes) -> None:
         self.events += 1
@@ -132,7 +135,7 @@ class EventRelay:
         self.kept = None
         self.kept_bytes = 0
         if self._attached is not None and self._attached.pipe is not None:
-            self._attached.pipe = self._pipe()
+            self._pass_on(self._attached)
 
     def kept_payload(self) -> bytes:
         """What was sent so far, unframed."""

@@ -32,6 +32,8 @@ IDLE_S: Final = 4.0
 FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 MAX_SEEN: Final = 512
 MAX_SEEN_BYTES: Final = 2048
+NO_ENDING: Final = b"\0"
+"""Ends no chunk."""
 
 
 class ResponseHead:
@@ -72,8 +74,11 @@ class Connection(asyncio.Protocol):
         "_keep_alive",
         "_paused",
         "asked_bytes",
+        "ending",
         "endpoint",
+        "forward",
         "idle_since",
+        "keep",
         "lost",
         "pipe",
         "reply",
@@ -92,6 +97,8 @@ class Connection(asyncio.Protocol):
         refused one, which then goes the ordinary way. Nearly every event of a stream is such a chunk, so this is the
         path that has to be short.
         """
+        self.ending = NO_ENDING
+        """How chunks end of which `pipe` would only do this: `keep`, and `forward`. Whole events end so."""
         self.lost = self.reused = False
         self.idle_since = 0.0
         self.asked_bytes = 0
@@ -103,9 +110,20 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, reply: Reply, *, bodiless: bool = False) -> None:
         """Send a whole request; the answer goes to `reply`. `bodiless`: it was a HEAD."""
         self.reply = reply
+        self.ending = NO_ENDING
         self.asked_bytes = len(request)
         self._head, self._body, self._bodiless = b"", None, bodiless
         self.write(request)
+
+    def pass_on(
+        self,
+        ending: bytes,
+        keep: Callable[[bytes], object],
+        forward: Callable[[bytes], object],
+        pipe: Callable[[bytes], bool],
+    ) -> None:
+        """Set the pipe, and what it does with chunks that end like this; for an empty `ending` it is asked about each."""
+        self.pipe, self.ending, self.keep, self.forward = pipe, ending or NO_ENDING, keep, forward
 
     def abort(self) -> None:
         """Close at once, whatever is on the way; `reply` hears nothing more."""
@@ -154,13 +172,13 @@ class Connection(asyncio.Protocol):
         pipe = self.pipe
         if pipe is not None:
             size = len(data)
-            if (
-                size < KNOWN_CHUNK_BYTES
-                and data.startswith(SIZE_LINES[size])
-                and data.endswith(WHOLE_EVENT)
-                and pipe(data)
-            ):
-                return
+            if size < KNOWN_CHUNK_BYTES and data.startswith(SIZE_LINES[size]):
+                if data.endswith(self.ending):
+                    self.keep(data)
+                    self.forward(data)
+                    return
+                if data.endswith(WHOLE_EVENT) and pipe(data):
+                    return
         reply = self.reply
         if reply is None:
             self.transport.abort()  # nothing was asked: whatever this is must not be taken for the next answer

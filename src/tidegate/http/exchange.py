@@ -57,7 +57,10 @@ class Exchange:
         return self._connection.transport
 
     def direct(self) -> Callable[[bytes], object]:
-        """A function that writes bytes as they are, at once: for those whose chunks have their framing."""
+        """A function that writes bytes as they are, at once, for those whose chunks have their framing.
+
+        It is good until the exchange itself is written to.
+        """
         return self._connection.direct()
 
     @property

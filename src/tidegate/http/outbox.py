@@ -43,17 +43,6 @@ class Outbox:
 
         return write
 
-    def direct(self, transport: asyncio.WriteTransport) -> Callable[[bytes], None]:
-        """A function that writes to `transport` at once, after what waits for it: for pieces that come one by one."""
-        held, flush, write = self._held, self.flush, transport.write
-
-        def direct(data: bytes) -> None:
-            if held and transport in held:
-                flush()
-            write(data)
-
-        return direct
-
     def flush(self) -> None:
         """Write now; before a socket is closed, for what was to reach it. What is closed already gets nothing."""
         held = self._held
