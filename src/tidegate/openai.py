@@ -19,6 +19,8 @@ Fields = dict[str, msgspec.Raw]
 """A JSON object, its values undecoded."""
 
 _decode_object = msgspec.json.Decoder(Fields).decode
+_LEAST_FIELD: Final = len('"":0,')
+"""Bytes of a field beside its key: a body with less than that to spare hides none."""
 _KEY: Final = re.compile(rb'[ \t\r\n]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
 
@@ -38,8 +40,8 @@ def read_fields(body: bytes) -> Fields:
         raise BadRequest(f"the body is not a JSON object: {error}", code="invalid_json") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
-    compact = 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))
-    if compact != len(body) and not _is_spaced(body, fields):
+    surplus = len(body) - (1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())))
+    if surplus and surplus >= min(map(len, fields), default=0) + _LEAST_FIELD and not _is_spaced(body, fields):
         double = _double_key(body, fields)
         if double is not None:
             raise BadRequest(f"the key {double!r} is in the body twice", code="duplicate_key", param=double)

@@ -182,28 +182,29 @@ class Flight:
             if head.status in RETRIED and self._nothing_sent and self._may_go_elsewhere():
                 self._go_elsewhere()
         elif self._assembly is None:
-            self._events = True
-            self._begin_stream()
+            self._events = True  # the client's answer begins with the first of them: until then it may become an error
 
     @property
     def _nothing_sent(self) -> bool:
         """Whether the client has seen nothing of an answer yet, but perhaps that it is waited for."""
         return not self._exchange.started or (self._relay is not None and not self._relay.progress)
 
-    def _begin_stream(self) -> None:
-        if self._relay is None:
-            exchange = self._exchange
+    def _begin_stream(self) -> EventRelay:
+        relay = self._relay
+        if relay is None:
+            exchange, intake = self._exchange, self._intake
             exchange.start(200, STREAM_LINES + self._own_headers())
-            intake = self._intake
-            self._relay = EventRelay(exchange, hide_usage=not intake.wants_usage, piped="n" not in intake.fields)
+            relay = EventRelay(exchange, hide_usage=not intake.wants_usage, piped="n" not in intake.fields)
+            self._relay = relay
+        return relay
 
     def on_body(self, payload: bytes) -> None:
         """Pass on what can leave now."""
         if self._first_s == 0.0:
             self._first_s = self._host.now()
         try:
-            if self._events and self._relay is not None:
-                self._pass_events(self._relay, payload)
+            if self._events:
+                self._pass_events(self._begin_stream(), payload)
             elif self._assembly is not None:
                 self._assembly.feed(payload)
             elif self._exchange.started and self._relay is None:
@@ -248,8 +249,8 @@ class Flight:
         self._connection = None
         if self._assembly is not None:
             self._end_assembly(self._assembly)
-        elif self._relay is not None:
-            self._end_events(self._relay)
+        elif self._events or self._relay is not None:
+            self._end_events(self._begin_stream())
         else:
             self._end_body()
 

@@ -5,7 +5,6 @@ What follows a `finish_reason` is parsed before it leaves: there the engine tell
 most clients did not ask for.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from tidegate import openai

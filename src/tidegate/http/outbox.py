@@ -46,6 +46,8 @@ class Outbox:
     def flush(self) -> None:
         """Write now; before a socket is closed, for what was to reach it. What is closed already gets nothing."""
         held = self._held
+        if not held:
+            return
         waiting = list(held.items())
         held.clear()
         for transport, data in waiting:
