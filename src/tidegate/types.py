@@ -113,6 +113,10 @@ class Load(msgspec.Struct, frozen=True):
     generation_tokens_total: int | None = None
     iterations_total: int | None = None
     preemptions_total: int | None = None
+    kv_tokens: int | None = None
+    """Tokens that the KV cache holds."""
+    slots: int | None = None
+    """Sequences it computes at once at most, if it says so."""
     prefill_s_total: float | None = None
     """Seconds spent on prompts."""
     started_at_s: float | None = None
@@ -179,6 +183,108 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     keep_total_bytes: int = 64 * 1024 * 1024
 
 
+class ClassView(msgspec.Struct, frozen=True):
+    """A class of requests: how urgent they are, and what they may take of the engines."""
+
+    name: str
+    pools: tuple[str, ...] = ()
+    """Pools in order of preference, each tried when the one before has no room; none named means all of the model's."""
+    weight: float = 4.0
+    """Share of the engines against other classes, where all of them have work waiting."""
+    max_wait_s: float = 30.0
+    """Longest wait in the queue; a longer one that is foreseen is refused at once."""
+    first_token_s: float | None = None
+    """Target for the first token, beside what its own prompt takes."""
+    most_share: float = 1.0
+    """Most of the engines' room that it may have at once, 0..1."""
+    least_share: float = 0.0
+    """What it is given in any case while it has work waiting, 0..1."""
+    yields: bool = False
+    """Whether it has only the room that the demand of the others leaves, so that they never wait for its long answers."""
+    engine_priority: int = 0
+    """`priority` of its requests at engines that know it (vLLM); lower is sooner."""
+    max_tokens: int | None = None
+    """Longest answer where the client does not say; None leaves the model's default."""
+    max_tokens_most: int | None = None
+    """Longest answer that a client may ask for; more is cut to it."""
+    first_byte_timeout_s: float | None = None
+    """In place of the gateway's; so are the next two."""
+    stall_timeout_s: float | None = None
+    total_timeout_s: float | None = None
+
+
+class RuleView(msgspec.Struct, frozen=True):
+    """A request that is all of this is of this class. What is None does not matter."""
+
+    klass: str
+    request_type: str | None = None
+    """Value of the header X-Request-Type."""
+    stream: bool | None = None
+    tenant: str | None = None
+    model: str | None = None
+    path: str | None = None
+    prompt_tokens_from: int | None = None
+    """From so many tokens of the prompt on, estimated from its bytes."""
+    max_tokens_from: int | None = None
+    """From so many tokens asked for on; a request that does not say asks for none."""
+    position: int = 0
+    """Of the [[rule]] in the file, from 1; 0 for those that are built in."""
+
+
+LONG_FROM_TOKENS: Final = 4096
+"""Prompts from this size on are `long`, where no rule says otherwise."""
+
+CLASSES: Final = (
+    ClassView("interactive", weight=16.0, max_wait_s=0.4, first_token_s=0.5),
+    ClassView("standard", weight=4.0, max_wait_s=30.0),
+    ClassView("batch", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, engine_priority=10),
+    ClassView("long", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, engine_priority=5),
+)
+"""The classes that are built in; a [[class]] of the same name changes one, another name adds one."""
+
+RULES: Final = (
+    RuleView("interactive", request_type="streaming"),
+    *(RuleView(one.name, request_type=one.name) for one in CLASSES),
+    RuleView("long", prompt_tokens_from=LONG_FROM_TOKENS),
+)
+"""The rules that come after those of the settings; what none of them matches is `standard`."""
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """What is set for one tenant."""
+
+    name: str
+    weight: float = 1.0
+    """Its share of a class against other tenants."""
+    max_tokens: int | None = None
+    max_tokens_most: int | None = None
+    """As for a class; of two that are set the smaller holds."""
+
+
+class LimitOptions(msgspec.Struct, frozen=True):
+    """How much work a replica may have at once."""
+
+    kind: str = "adaptive"
+    """`adaptive`, `threshold` or `fixed`."""
+    sequences: int | None = None
+    """Sequences of a replica at once: the limit itself (`fixed`), where it begins (`threshold`), or its ceiling."""
+    kv_share: float = 0.95
+    """Most of the KV cache's tokens that requests in flight may add up to, as far as their size is known."""
+    queue_requests: int = 2000
+    """Most requests that wait at once in one gateway; more are refused."""
+    queue_bytes: int = 64 * 1024 * 1024
+    """Most bytes of requests that wait."""
+    wait_high_s: float = 0.2
+    cache_low: float = 0.7
+    raise_by: float = 1.25
+    """Threshold: waiting longer than `wait_high_s` while less than `cache_low` of the cache is in use."""
+    cache_high: float = 0.85
+    wait_low_s: float = 0.1
+    lower_by: float = 0.85
+    """Threshold: more than `cache_high` in use, and waiting less than `wait_low_s`."""
+    every_s: float = 30.0
+
+
 class AccessLogOptions(msgspec.Struct, frozen=True):
     """How the access log is kept."""
 
@@ -206,6 +312,13 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     options: GatewayOptions = GatewayOptions()
     access_log: AccessLogOptions = AccessLogOptions()
     redis: RedisOptions = RedisOptions()
+    classes: tuple[ClassView, ...] = CLASSES
+    rules: tuple[RuleView, ...] = RULES
+    """In order; the first that matches holds."""
+    tenants: tuple[TenantView, ...] = ()
+    limits: LimitOptions = LimitOptions()
+    limits_set: dict[str, int] = {}
+    """Limits that an operator has set by hand, by replica."""
     draining: bool = False
 
 
@@ -221,6 +334,31 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     """Why it is not asked (see `tidegate.gateway.health.Failure`); empty while it is."""
     outs: dict[str, int] = {}
     """How often it was taken out, by reason."""
+    limit: int | None = None
+    """Most requests it may have at once; None while nothing bounds it."""
+    by_class: dict[str, int] = {}
+    """Requests it has now, by class."""
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """As the engine says itself."""
+
+
+class ClassReport(msgspec.Struct, frozen=True):
+    """What waits in one class of one gateway. Counters count from the gateway's start."""
+
+    name: str
+    queued: int = 0
+    wait_s: float = 0.0
+    """What a request that came now would wait."""
+    in_flight: int = 0
+    refused: int = 0
+    """Requests that were told to come again later."""
+    done: int = 0
+    tokens: int = 0
+    """Of the answers."""
+    first_token_s: tuple[float, ...] = ()
+    """Times to the first token of the last second, at most 200."""
 
 
 class UsageCount(msgspec.Struct, frozen=True):
@@ -248,6 +386,7 @@ class DataReport(msgspec.Struct, frozen=True):
     requests: dict[str, int]
     """By outcome."""
     replicas: tuple[ReplicaReport, ...]
+    classes: tuple[ClassReport, ...] = ()
     usage: tuple[UsageCount, ...] = ()
 
 
