@@ -22,6 +22,7 @@ CORPUS = (
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\nX-T: 1\r\n\r\n",
     CHUNKED + CHUNK * 3 + LAST,
     CHUNKED + CHUNK + b"%x\r\n%b\r\n" % (2 * len(EVENT), EVENT * 2) + CHUNK * 2 + LAST,
+    CHUNKED + b"".join(b"%x\r\n%b\n\n\r\n" % (size, b"z" * (size - 2)) for size in range(2, 24)) + LAST,
     CHUNKED + b"4\r\ndata\r\n4\r\n: x\n\r\n1\r\n\n\r\n" + CHUNK * 2 + b"4\r\nab\n\n\r\n" + LAST,
     STREAM + b"\r\n" + EVENT * 2,
     b"HTTP/1.1 204 No Content\r\n\r\n",

@@ -154,3 +154,11 @@ def test_any_head_is_read_or_the_engines_fault(data):
 def test_an_engine_says_whether_its_connection_stays(head, keep_alive):
     seen = SeenHeads()
     assert [seen.head(head).keep_alive for _ in range(2)] == [keep_alive, keep_alive]
+
+
+def test_chunks_of_any_sizes_are_the_same_wherever_a_packet_ends():
+    """Also between the two bytes that end a size line."""
+    for first, second in itertools.product(range(1, 16), range(1, 20)):
+        data = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (first, b"a" * first, second, b"b" * second)
+        for cut in range(1, len(data)):
+            assert decoded(ChunkedBody(), data, [cut]) == (b"a" * first + b"b" * second, b"")

@@ -96,15 +96,17 @@ class ChunkedBody:
         at, size = 0, len(data)
         while at < size and not self.done:
             if self._state == self.SIZE and not self._line:  # most chunks come whole
-                begins = data.find(b"\r\n", at, at + 6) + 2
-                length = _LENGTHS.get(data[at : begins - 2])
-                if length is not None and data.startswith(b"\r\n", begins + length):
-                    if length:
-                        payload.append(data[begins : begins + length])
-                    else:
-                        self.done = True
-                    at = begins + length + 2
-                    continue
+                line_end = data.find(b"\r\n", at, at + 6)
+                length = _LENGTHS.get(data[at:line_end]) if line_end > 0 else None
+                if length is not None:
+                    begins, ends = line_end + 2, line_end + 2 + length
+                    if data.startswith(b"\r\n", ends):
+                        if length:
+                            payload.append(data[begins:ends])
+                        else:
+                            self.done = True
+                        at = ends + 2
+                        continue
             if self._state == self.DATA:
                 piece = data[at : at + self._left]
                 payload.append(piece)
