@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.dialects.metrics import advanced, read_load, restarted
+from tidegate.dialects.metrics import advanced, read_load, read_slots, restarted
 from tidegate.types import Load
 
 VLLM = b"""\
@@ -62,6 +62,58 @@ def test_older_names_are_known():
     assert read_load(OLD_VLLM) == Load(running=1, kv_usage=0.125)
 
 
+def cache(labels: bytes, name: bytes = b"vllm:cache_config_info") -> int | None:
+    load = read_load(
+        b"vllm:num_requests_running 1\n" + b"".join(b"%b{%b} 1.0\n" % (name, one) for one in labels.split(b"|"))
+    )
+    assert load is not None
+    return load.kv_tokens
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        (
+            b'block_size="16",cache_dtype="auto",num_cpu_blocks="1024",num_gpu_blocks="573",num_gpu_blocks_override="None"',
+            9168,
+        ),
+        (b'num_gpu_blocks="320",block_size="8",engine="0",kv_cache_size_tokens="463459",mamba_block_size="16"', 463459),
+        (b'block_size="16",engine="0",num_gpu_blocks="10"|block_size="16",engine="1",num_gpu_blocks="20"', 480),
+        (b'block_size="16",engine="0",num_gpu_blocks="10"|block_size="16",engine="1",num_gpu_blocks="None"', None),
+        (b'block_size="16",num_gpu_blocks="None",num_gpu_blocks_override="100"', 1600),
+        (b'block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="7"', 112),
+        (b'mamba_block_size="16",num_gpu_blocks="7"', None),
+        (b'block_size="16",other="num_gpu_blocks=\\"9\\""', None),
+        (b'block_size="16",num_gpu_blocks="-7"', None),
+        (b'block_size="0",num_gpu_blocks="7"', None),
+        (b'block_size="16",num_gpu_blocks="99999999999999999999"', None),
+        (b"", None),
+    ],
+)
+def test_the_size_of_the_cache_is_in_the_labels(labels, tokens):
+    assert cache(labels) == tokens
+    assert cache(labels, b"vllm:cache_config") == tokens
+
+
+def test_a_ratio_that_is_called_one_is_the_usage_too():
+    assert read_load(b"vllm:gpu_cache_usage_ratio 0.5\n") == Load(kv_usage=0.5)
+
+
+@pytest.mark.parametrize(
+    ("props", "told"),
+    [
+        (b'{"default_generation_settings":{"n_ctx":512,"params":{}},"total_slots":4,"model_path":"/m"}', (4, 512)),
+        (b'{"total_slots":4}', (4, None)),
+        (b'{"total_slots":0,"default_generation_settings":{"n_ctx":-1}}', (None, None)),
+        (b'{"total_slots":"4"}', (None, None)),
+        (b"[]", (None, None)),
+        (b"<html>", (None, None)),
+    ],
+)
+def test_llama_cpp_says_its_slots_in_its_props(props, told):
+    assert read_slots(props) == told
+
+
 def test_llama_cpp_is_read_by_its_own_names():
     assert read_load(LLAMACPP) == Load(
         running=2,
@@ -91,7 +143,8 @@ def test_what_cannot_be_read_is_no_load(text):
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_reading(data):
-    for text in (data, VLLM[:200] + data, data + b"\n" + LLAMACPP):
+    assert read_slots(data) == (None, None)
+    for text in (data, VLLM[:200] + data, data + b"\n" + LLAMACPP, b"vllm:cache_config_info{block_size=" + data + VLLM):
         load = read_load(text)
         assert load is None or (load.running is None or load.running >= 0)
 
