@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -56,8 +57,12 @@ def build(
     service: Sequence[KeyView] = (),
     access_log: AccessLogOptions = AccessLogOptions(),  # noqa: B008 - immutable
     redis: RedisOptions = RedisOptions(),  # noqa: B008 - immutable
+    limits_set: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetSnapshot:
-    """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming."""
+    """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming.
+
+    `limits_set` is what an operator set by hand; what it says of replicas that are not in the plan is left out.
+    """
     return FleetSnapshot(
         number=number,
         models=plan.models,
@@ -67,6 +72,7 @@ def build(
         options=share_out(settings.options(), settings.processes),
         access_log=access_log,
         redis=redis,
+        limits_set={spec.id: limits_set[spec.id] for spec in plan.replicas if spec.id in limits_set},
     )
 
 
