@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.config import ModelSettings, PoolSettings, Section, Settings, example, load, sections
+from tidegate.config import ModelSettings, PoolSettings, Section, Settings, example, fields, load, sections
 
 FILE = Path(__file__).parents[1] / "tidegate.example.toml"
 ALL = [kind for kind in vars(sections).values() if isinstance(kind, type) and issubclass(kind, Section)]
@@ -32,7 +32,10 @@ def test_every_line_is_a_setting_and_shows_its_default(tmp_path, engine):
     blocks = re.split(r"^(?=## For engine = )", text, flags=re.MULTILINE)
     text = blocks[0] + next(block for block in blocks[1:] if block.startswith(f'## For engine = "{engine}"'))
     text = re.sub(
-        r"^# (?=[a-z_]+ = )", "", text.replace('engine = "llamacpp"', f'engine = "{engine}"', 1), flags=re.MULTILINE
+        r"^# (?=[a-z_]+ = |\[\[)",
+        "",
+        text.replace('engine = "llamacpp"', f'engine = "{engine}"', 1),
+        flags=re.MULTILINE,
     )
     if engine == "external":
         text = text.replace("urls = []", 'urls = ["http://127.0.0.1:8100"]')
@@ -42,19 +45,20 @@ def test_every_line_is_a_setting_and_shows_its_default(tmp_path, engine):
     assert loaded.pool[0].engine == engine
     without = set(re.findall(r"^(\w+) = .*  # no default$", text, re.MULTILINE))
     parts = [getattr(loaded, name) for name in ("gateway", "admin", "chat", "store", "log", "limits")]
-    for part in [*parts, loaded.pool[0].engine_options()]:
+    lists = [getattr(loaded, name)[0] for name in ("klass", "rule", "tenant")]
+    for part in [*parts, *lists, loaded.pool[0].engine_options()]:
         for name, field in type(part).model_fields.items():
             if field.default is None:
                 assert name in without
                 assert getattr(part, name) is not None
-            else:
+            elif not field.is_required():
                 assert getattr(part, name) == field.default
 
 
 def test_every_setting_is_in_the_file():
     names = set(re.findall(r"^(?:# )?([a-z_]+) = ", FILE.read_text(encoding="utf-8"), re.MULTILINE))
-    tables = set(re.findall(r"^\[+([a-z.]+)\]+$", FILE.read_text(encoding="utf-8"), re.MULTILINE))
-    known = {name for kind in ALL if kind is not Settings for name in kind.model_fields}
+    tables = set(re.findall(r"^(?:# )?\[+([a-z.]+)\]+$", FILE.read_text(encoding="utf-8"), re.MULTILINE))
+    known = {name for kind in ALL if kind is not Settings for name in fields.known(kind)}
     assert names == known - {"defaults", "options"}
     assert tables == {
         "gateway",
@@ -63,6 +67,9 @@ def test_every_setting_is_in_the_file():
         "store",
         "log",
         "limits",
+        "class",
+        "rule",
+        "tenant",
         "model",
         "model.defaults",
         "pool",

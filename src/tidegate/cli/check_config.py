@@ -112,7 +112,7 @@ def _value(settings: Settings, name: str) -> Any:
 
 def _dump(settings: Settings) -> dict[str, Any]:
     """Settings as JSON, without the password that a URL may hold."""
-    dumped = settings.model_dump(mode="json")
+    dumped = settings.model_dump(mode="json", by_alias=True)
     if settings.store.url is not None:
         dumped["store"]["url"] = re.sub(r"(?<=://)([^:/@]*):[^/@]*@", r"\1:***@", settings.store.url)
     return dumped

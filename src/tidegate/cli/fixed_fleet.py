@@ -65,6 +65,7 @@ class FixedFleet:
             keys=self._keys,
             access_log=self._settings.log.access_log(),
             redis=self._settings.limits.redis(),
+            policy=self._settings.policy(),
         )
 
     def _status(self, key: str) -> ReplicaStatus:

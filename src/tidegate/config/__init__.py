@@ -1,15 +1,17 @@
 """The settings: frozen, checked at the start, and the only reader of the environment.
 
 A setting comes, in this order of precedence, from a command-line flag, an environment variable
-(`TIDEGATE_GATEWAY__LISTEN` is `gateway.listen`), the settings file, its default. Lists (`[[model]]`, `[[pool]]`) come
+(`TIDEGATE_GATEWAY__LISTEN` is `gateway.listen`), the settings file, its default. Lists (`[[model]]`, `[[class]]` …) come
 from the file or, as JSON, from one variable (`TIDEGATE_MODEL`). Secrets are never settings: only `*_file` is.
 
 `tidegate.example.toml` shows every key; it is made from `sections` by `example`, and a test holds it to them.
 """
 
 from tidegate.config.addresses import Address, is_loopback, split_address
+from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings
 from tidegate.config.environment import HubEnvironment, hub_environment, terminal_language
 from tidegate.config.loading import FILE_NAME, Explained, explain, find_file, load
+from tidegate.config.section import Section
 from tidegate.config.sections import (
     AdminSettings,
     ChatSettings,
@@ -21,7 +23,6 @@ from tidegate.config.sections import (
     ModelSettings,
     PoolSettings,
     SamplingSettings,
-    Section,
     Settings,
     StoreSettings,
 )
@@ -31,19 +32,24 @@ __all__ = [
     "Address",
     "AdminSettings",
     "ChatSettings",
+    "ClassSettings",
     "Explained",
     "ExternalOptions",
     "FakeOptions",
     "GatewaySettings",
     "HubEnvironment",
+    "LimitsSettings",
     "LlamaCppOptions",
     "LogSettings",
     "ModelSettings",
+    "Policy",
     "PoolSettings",
+    "RuleSettings",
     "SamplingSettings",
     "Section",
     "Settings",
     "StoreSettings",
+    "TenantSettings",
     "explain",
     "find_file",
     "hub_environment",

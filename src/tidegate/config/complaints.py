@@ -112,10 +112,10 @@ def _is_table_list(model: type[BaseModel], path: tuple[str | int, ...]) -> bool:
 
 def _known(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
     if not any(isinstance(part, str) for part in path):
-        return list(model.model_fields)
+        return list(fields.known(model))
     field = fields.at(model, path)
     section = fields.section_of(field) if field is not None else None
-    return list(section.model_fields) if section is not None else []
+    return list(fields.known(section)) if section is not None else []
 
 
 def _shown(value: Any) -> str:

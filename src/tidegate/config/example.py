@@ -1,7 +1,7 @@
 """The example file: every setting with its meaning and default, made from the docstrings of `sections`.
 
-Settings that have a default stand behind `# `, so that the file as it is changes nothing but the model and the pool it
-shows. Docstrings are read from the source here, once, rather than at every start.
+Settings that have a default stand behind `# `, and so do whole lists of what need not be there, so that the file as it is
+changes nothing but the model and the pool it shows. Docstrings are read from the source here, once, rather than at every start.
 """
 
 import ast
@@ -16,12 +16,17 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tidegate.config import fields, sections
-from tidegate.config.sections import PoolSettings, Section, Settings
+from tidegate.config import classes, fields, sections
+from tidegate.config.classes import ClassSettings
+from tidegate.config.section import Section
+from tidegate.config.sections import PoolSettings, Settings
 
 WIDTH = 110
+SHOWN_LISTS = frozenset({"model", "pool"})
+"""Lists whose first entry is not behind `# `."""
 HEAD = """\
-# Every setting of Tidegate, with its meaning and its default. "##" explains; behind "#" stands what would be so anyway.
+# Every setting of Tidegate, with its meaning and its default. "##" explains; behind "#" stands what would be so anyway,
+# or, where there is no default, what could be there.
 # Copy what you want to change; `tidegate init` writes a short file, `tidegate check-config` explains one.
 #
 # A flag beats an environment variable, a variable beats this file: TIDEGATE_GATEWAY__LISTEN is gateway.listen,
@@ -32,7 +37,7 @@ HEAD = """\
 def render_example() -> str:
     """The text of `tidegate.example.toml`."""
     parts = [HEAD]
-    for name, field in Settings.model_fields.items():
+    for name, field in fields.known(Settings).items():
         section = fields.section_of(field)
         if section is None:
             raise TypeError(f"{name} is no section")
@@ -41,21 +46,26 @@ def render_example() -> str:
 
 
 def meaning(section: type[BaseModel], name: str) -> str:
-    """The docstring of a setting."""
-    return _docstrings()[section.__name__].get(name, "")
+    """The docstring of a setting, with what is built in of it."""
+    text = _docstrings()[section.__name__].get(name, "")
+    built_in = classes.built_in(name) if section is ClassSettings and name != "name" else ""
+    return f"{text} {built_in}".rstrip()
 
 
 def _table(name: str, section: type[BaseModel], *, in_list: bool) -> Iterator[str]:
     yield from _comment(inspect.cleandoc(section.__doc__ or ""))
-    yield f"[[{name}]]" if in_list else f"[{name}]"
+    behind = "# " if in_list and name not in SHOWN_LISTS else ""
+    yield f"{behind}[[{name}]]" if in_list else f"[{name}]"
     below: list[tuple[str, type[BaseModel]]] = []
-    for key, field in section.model_fields.items():
+    for attribute, field in section.model_fields.items():
+        key = field.alias or attribute
         inner = fields.section_of(field)
         if inner is not None:
             below.append((key, inner))
         elif section is not PoolSettings or key != "options":
-            yield from _comment(meaning(section, key))
-            yield _line(key, field)
+            yield from _comment(meaning(section, attribute))
+            line = _line(key, field)
+            yield line if line.startswith("#") else f"{behind}{line}"
     yield ""
     for key, inner in below:
         yield from _table(f"{name}.{key}", inner, in_list=False)
@@ -97,7 +107,8 @@ def _comment(text: str) -> Iterator[str]:
 def _docstrings() -> dict[str, dict[str, str]]:
     """By class and setting: the string that follows the setting in the source."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(sections)).body:
+    nodes = (node for module in (sections, classes) for node in ast.parse(inspect.getsource(module)).body)
+    for node in nodes:
         if not isinstance(node, ast.ClassDef):
             continue
         docs = found.setdefault(node.name, {})

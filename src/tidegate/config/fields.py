@@ -11,6 +11,11 @@ from pydantic.fields import FieldInfo
 from tidegate.config.sections import PoolSettings
 
 
+def known(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The settings of a section by the names they have in the file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def at(model: type[BaseModel], path: tuple[str | int, ...]) -> FieldInfo | None:
     """The field at `path` (list positions are numbers); None where there is none."""
     found: FieldInfo | None = None
@@ -18,7 +23,7 @@ def at(model: type[BaseModel], path: tuple[str | int, ...]) -> FieldInfo | None:
     for part in path:
         if isinstance(part, int):
             continue
-        found = current.model_fields.get(part) if current is not None else None
+        found = known(current).get(part) if current is not None else None
         if found is None:
             return None
         current = section_of(found)
@@ -27,8 +32,9 @@ def at(model: type[BaseModel], path: tuple[str | int, ...]) -> FieldInfo | None:
 
 def paths(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], FieldInfo]]:
     """Every known setting that `values` holds, with its field; unknown ones and wrong types are left to the check."""
+    fields = known(model)
     for name, value in values.items():
-        field = model.model_fields.get(name)
+        field = fields.get(name)
         if field is None:
             continue
         inner: type[BaseModel] | None = section_of(field)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tidegate.config import addresses, complaints, fields
+from tidegate.config import addresses, class_checks, complaints, fields
 from tidegate.config.sections import PoolSettings, Settings
 from tidegate.errors import SettingError
 
@@ -177,13 +177,14 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...
     A name without `__` is only taken where it is a section: container platforms make TIDEGATE_PORT and the like by
     themselves for a service named tidegate. Empty variables count as not set, as they do for TIDEGATE_HOME.
     """
+    sections = fields.known(Settings)
     for name in environ:
         if not name.startswith(PREFIX) or name in NO_SETTINGS or not environ[name]:
             continue
         path = SHORT_NAMES.get(name) or tuple(name.removeprefix(PREFIX).lower().split("__"))
         if name in SHORT_NAMES and "__".join((PREFIX + path[0], *path[1:])).upper() in environ:
             continue
-        yield name, path if len(path) > 1 or path[0] in Settings.model_fields else ()
+        yield name, path if len(path) > 1 or path[0] in sections else ()
 
 
 def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -234,6 +235,7 @@ def check(settings: Settings) -> None:
         given, missing = ("cert", "key") if settings.gateway.tls_cert_file else ("key", "cert")
         raise SettingError(f"gateway.tls_{missing}_file", f"is missing beside gateway.tls_{given}_file")
     _check_names(settings)
+    class_checks.check(settings)
 
 
 def _check_names(settings: Settings) -> None:

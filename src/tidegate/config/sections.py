@@ -1,73 +1,15 @@
 """Every setting, once: its type, its default, its bounds, and the docstring that the example file shows as its meaning."""
 
-import importlib.util
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tidegate.config.addresses import Address
-from tidegate.types import AccessLogOptions, GatewayOptions, RedisOptions, Sampling
-
-
-def _network(value: str) -> str:
-    try:
-        ipaddress.ip_network(value)
-    except ValueError:
-        raise ValueError(f"{value!r} is not a network, as in 10.0.0.0/8") from None
-    return value
-
-
-def _origin(value: str) -> str:
-    parts = urlsplit(value)
-    if value != "*" and (not parts.scheme or not parts.netloc or value != f"{parts.scheme}://{parts.netloc}"):
-        raise ValueError(f'{value!r} is not an origin, as in https://app.example, or "*" for all')
-    return value
-
-
-def _path(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError(f"{value!r} is not a path that begins with /")
-    return value
-
-
-def _engine_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme == "https":
-        raise ValueError(f"{value!r}: engines are spoken to without TLS; put a proxy on the way, or use http://")
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{value!r} is not the URL of an engine, as in http://127.0.0.1:8100")
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError(f"{value!r}: a port is a number, and at most 65535") from None
-    if parts.path.rstrip("/") not in {"", "/v1"}:
-        raise ValueError(f"{value!r}: the URL of an engine ends with its port, and its API is below /v1")
-    return value
-
-
-def _redis_url(value: str) -> str:
-    if urlsplit(value).scheme not in {"redis", "rediss", "unix"}:
-        raise ValueError("is not the URL of a Redis, as in redis://redis.example:6379/0")
-    if importlib.util.find_spec("redis") is None:
-        raise ValueError("Redis needs the package redis, which is not installed: pip install 'tidegate[redis]'")
-    return value
-
-
-Network = Annotated[str, AfterValidator(_network)]
-Origin = Annotated[str, AfterValidator(_origin)]
-RedisUrl = Annotated[str, AfterValidator(_redis_url)]
-UrlPath = Annotated[str, AfterValidator(_path)]
-EngineUrl = Annotated[str, AfterValidator(_engine_url)]
-
-
-class Section(BaseModel):
-    """A part of the settings file. Unknown keys are errors, so that a typing mistake is never silently ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings, make_policy
+from tidegate.config.section import EngineUrl, Network, Origin, Section, UrlPath
+from tidegate.types import AccessLogOptions, GatewayOptions, Sampling
 
 
 class GatewaySettings(Section):
@@ -196,19 +138,6 @@ class LogSettings(Section):
         return AccessLogOptions(self.access, self.access_max_bytes, self.access_backups)
 
 
-class LimitsSettings(Section):
-    """What keys may use is counted in each gateway, or in one Redis for all of them."""
-
-    redis_url: RedisUrl | None = Field(None, examples=["redis://redis.example:6379/0"])
-    """Redis in which several gateways share the quotas of keys. Default: each gateway counts for itself."""
-    redis_password_file: Path | None = Field(None, examples=["/etc/tidegate/redis-password"])
-    """File that holds Redis's password, so that the URL need not."""
-
-    def redis(self) -> RedisOptions:
-        """What gateways are told about Redis."""
-        return RedisOptions(self.redis_url or "", str(self.redis_password_file or ""))
-
-
 class SamplingSettings(Section):
     """Put into requests that do not say otherwise; what is not given here is the engine's own default."""
 
@@ -297,7 +226,7 @@ class PoolSettings(Section):
     """How many engines are started; external ones are as many as `urls`."""
     urls: tuple[EngineUrl, ...] = ()
     """Where external engines are, such as "http://10.0.0.5:8000"."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
 
     OPTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "llamacpp": LlamaCppOptions,
@@ -319,6 +248,9 @@ class Settings(Section):
     store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
+    klass: tuple[ClassSettings, ...] = Field((), alias="class")
+    rule: tuple[RuleSettings, ...] = ()
+    tenant: tuple[TenantSettings, ...] = ()
     model: tuple[ModelSettings, ...] = ()
     pool: tuple[PoolSettings, ...] = ()
 
@@ -326,3 +258,7 @@ class Settings(Section):
         """Every address that is listened on, by the section whose `listen` names it."""
         listeners = {"gateway": self.gateway.listen, "admin": self.admin.listen}
         return {**listeners, "chat": self.chat.listen} if self.chat.enabled else listeners
+
+    def policy(self) -> Policy:
+        """Classes, rules, tenants and limits as gateways are told of them."""
+        return make_policy(self.klass, self.rule, self.tenant, self.limits)

@@ -51,8 +51,11 @@ RESTART = {
 """Settings, or whole sections, that are read once; every other one is applied at once."""
 
 
+NAMED_LISTS = {"model", "pool", "class", "tenant"}
+
+
 def differences(old: Settings, new: Settings) -> tuple[Change, ...]:
-    """Every setting that differs, in the order of the settings file. Models and pools are matched by name."""
+    """Every setting that differs, in the order of the settings file. Models, pools, classes and tenants are matched by name."""
     before, after = _flat(old), _flat(new)
     return tuple(
         Change(name, before.get(name), after.get(name), effect_of(name))
@@ -73,7 +76,7 @@ def effect_of(setting: str) -> Effect:
 
 def applicable(running: Settings, new: Settings) -> Settings:
     """The new settings as far as they can be applied now; what needs a restart stays as it runs."""
-    update: dict[str, Any] = {"model": new.model, "pool": new.pool}
+    update: dict[str, Any] = {name: getattr(new, name) for name in ("model", "pool", "klass", "rule", "tenant")}
     for section in ("gateway", "admin", "chat", "store", "log", "limits"):
         held, wanted = getattr(running, section), getattr(new, section)
         fixed = {
@@ -86,14 +89,17 @@ def applicable(running: Settings, new: Settings) -> Settings:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    return dict(_walk("", settings.model_dump(mode="json")))
+    return dict(_walk("", settings.model_dump(mode="json", by_alias=True)))
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and not path.endswith(".options"):
         for name, inner in value.items():
             yield from _walk(f"{path}.{name}" if path else str(name), inner)
-    elif path in {"model", "pool"}:
+    elif path == "rule":  # rules have no names, and their order matters
+        for position, entry in enumerate(value, 1):
+            yield from _walk(f"{path}.{position}", entry)
+    elif path in NAMED_LISTS:
         for entry in value:
             yield from _walk(f"{path}.{entry['name']}", {k: v for k, v in entry.items() if k != "name"})
     elif value is not None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tidegate.config import GatewaySettings, is_loopback
+from tidegate.config import GatewaySettings, Policy, is_loopback
 from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.engines.base import EngineFacts
 from tidegate.types import (
@@ -15,9 +15,11 @@ from tidegate.types import (
     FleetSnapshot,
     GatewayOptions,
     KeyView,
+    ModelView,
     RedisOptions,
     ReplicaState,
     ReplicaView,
+    RuleView,
 )
 
 PENDING_URL = "http://127.0.0.1:0"
@@ -57,6 +59,7 @@ def build(
     service: Sequence[KeyView] = (),
     access_log: AccessLogOptions = AccessLogOptions(),  # noqa: B008 - immutable
     redis: RedisOptions = RedisOptions(),  # noqa: B008 - immutable
+    policy: Policy = Policy(),  # noqa: B008 - immutable
     limits_set: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetSnapshot:
     """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming.
@@ -72,6 +75,10 @@ def build(
         options=share_out(settings.options(), settings.processes),
         access_log=access_log,
         redis=redis,
+        classes=policy.classes,
+        rules=tuple(_rule(rule, plan.models) for rule in policy.rules),
+        tenants=policy.tenants,
+        limits=policy.limits,
         limits_set={spec.id: limits_set[spec.id] for spec in plan.replicas if spec.id in limits_set},
     )
 
@@ -87,6 +94,15 @@ def share_out(options: GatewayOptions, processes: int) -> GatewayOptions:
 def keys_required(settings: GatewaySettings, keys: Keys) -> bool:
     """From the first key on, and wherever others than this machine can connect, unless that was asked for."""
     return keys.required or not (is_loopback(settings.listen) or settings.allow_anonymous)
+
+
+def _rule(rule: RuleView, models: Sequence[ModelView]) -> RuleView:
+    """The rule with its model's own name: the settings may use an alias, in whatever case."""
+    if rule.model is None:
+        return rule
+    wanted = rule.model.lower()
+    names = (model.name for model in models if wanted in map(str.lower, (model.name, *model.aliases)))
+    return msgspec.structs.replace(rule, model=next(names, rule.model))
 
 
 def _replica(spec: ReplicaSpec, status: ReplicaStatus) -> ReplicaView:
