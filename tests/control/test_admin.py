@@ -54,7 +54,7 @@ async def admin():
     """A running admin port, and a client that may use it."""
     operations = Operations()
     listening = ports.bind("127.0.0.1:0", "admin.listen")
-    server = AdminServer(operations, token=TOKEN, listen="127.0.0.1:0", allowed_hosts=("admin.example",))
+    server = AdminServer(operations, operations, token=TOKEN, listen="127.0.0.1:0", allowed_hosts=("admin.example",))
     server.open(listening)
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(base_url=f"http://{ports.address_of(listening)}", headers=headers) as client:

@@ -1,4 +1,4 @@
-"""The admin port: status and reload, for whoever can read the token in `run/admin.json`.
+"""The admin port: what runs, and what an operator may do to it, for whoever can read the token in `run/admin.json`.
 
 Every request must name this machine in its Host header (the name, not the port: a page on another site whose name was
 made to point here still sends its own name), must carry the token, and may not be a form, which is all that a page on
@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidegate.config import split_address
 from tidegate.control.reload import ReloadAnswer
 from tidegate.control.status import Status
+from tidegate.control.steering import DrainAnswer, LimitAnswer, Limits, Top
 from tidegate.errors import (
     BadRequest,
     Forbidden,
@@ -43,6 +44,10 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain
 ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 MAX_BODY_BYTES = 64 * 1024
 CLOSE_GRACE_S = 2
+MOST_SEQUENCES = 100_000
+"""More than any engine computes at once; a larger limit is a slip of the keyboard."""
+
+Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +55,13 @@ class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     dry_run: bool = False
     """Only tell the differences."""
+
+
+class LimitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a limit that is set by hand."""
+
+    sequences: int
+    """Most requests that the replica may have at once, those of all gateways together."""
 
 
 class ReplacedAnswer(msgspec.Struct, frozen=True):
@@ -70,13 +82,33 @@ class Operations(Protocol):
         """The names of those replaced. Raises OperatorError when a new one does not come up."""
 
 
+class Steering(Protocol):
+    """What the admin port can do to what runs, beside its settings. Raises NotFound for a replica that is not there."""
+
+    def top(self) -> Top: ...
+
+    def limits(self) -> Limits: ...
+
+    def set_limit(self, replica: str, sequences: int | None) -> LimitAnswer: ...
+
+    def drain(self, replica: str, *, drained: bool) -> DrainAnswer: ...
+
+
 class AdminServer:
     """Serves the admin port on a bound socket, inside the control process."""
 
-    def __init__(self, operations: Operations, *, token: str, listen: str, allowed_hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        steering: Steering,
+        *,
+        token: str,
+        listen: str,
+        allowed_hosts: tuple[str, ...],
+    ) -> None:
         self._server = _Server(
             uvicorn.Config(
-                application(operations, token=token, listen=listen, allowed_hosts=allowed_hosts),
+                application(operations, steering, token=token, listen=listen, allowed_hosts=allowed_hosts),
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -103,7 +135,9 @@ class AdminServer:
             self._listening.close()
 
 
-def application(operations: Operations, *, token: str, listen: str, allowed_hosts: tuple[str, ...]) -> Starlette:
+def application(
+    operations: Operations, steering: Steering, *, token: str, listen: str, allowed_hosts: tuple[str, ...]
+) -> Starlette:
     """The admin port as an ASGI application."""
 
     async def status(_request: Request) -> Response:
@@ -111,10 +145,7 @@ def application(operations: Operations, *, token: str, listen: str, allowed_host
 
     async def reload(request: Request) -> Response:
         body = await _body(request)
-        try:
-            asked = msgspec.json.decode(body, type=ReloadRequest) if body else ReloadRequest()
-        except msgspec.DecodeError as error:
-            raise BadRequest(f"the body is not what a reload takes: {error}") from None
+        asked = _decode(body, ReloadRequest, "a reload") if body else ReloadRequest()
         try:
             return _json(await operations.reload(apply=not asked.dry_run))
         except OperatorError as error:
@@ -134,11 +165,42 @@ def application(operations: Operations, *, token: str, listen: str, allowed_host
             Route("/admin/v1/status", status, methods=["GET"]),
             Route("/admin/v1/reload", reload, methods=["POST"]),
             Route("/admin/v1/gateways/replace", replace_gateways, methods=["POST"]),
+            *_steered(steering),
             Route("/health", health, methods=["GET"]),
         ],
         middleware=[Middleware(Guard, token=token, hosts=hosts_of(listen, allowed_hosts))],
         exception_handlers={RequestError: _refusal, 404: _no_such_path, 405: _no_such_method},
     )
+
+
+def _steered(steering: Steering) -> list[Route]:
+    async def top(_request: Request) -> Response:
+        return _json(steering.top())
+
+    async def limits(_request: Request) -> Response:
+        return _json(steering.limits())
+
+    async def limit(request: Request) -> Response:
+        replica = request.path_params["replica"]
+        if request.method == "DELETE":
+            return _json(steering.set_limit(replica, None))
+        sequences = _decode(await _body(request) or b"{}", LimitRequest, "a limit").sequences
+        if not 1 <= sequences <= MOST_SEQUENCES:
+            raise BadRequest(
+                f"sequences: {sequences} is not from 1 to {MOST_SEQUENCES}; to give a replica no more work, drain it",
+                param="sequences",
+            )
+        return _json(steering.set_limit(replica, sequences))
+
+    async def drain(request: Request) -> Response:
+        return _json(steering.drain(request.path_params["replica"], drained=request.method == "POST"))
+
+    return [
+        Route("/admin/v1/top", top, methods=["GET"]),
+        Route("/admin/v1/limits", limits, methods=["GET"]),
+        Route("/admin/v1/limits/{replica}", limit, methods=["PUT", "DELETE"]),
+        Route("/admin/v1/replicas/{replica}/drain", drain, methods=["POST", "DELETE"]),
+    ]
 
 
 class Guard:
@@ -215,6 +277,19 @@ async def _body(request: Request) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise BadRequest(f"the body is over {MAX_BODY_BYTES} bytes")
     return body
+
+
+def _decode(body: bytes, kind: type[Message], what: str) -> Message:
+    """Raises BadRequest, which names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        reason, _, field = str(error).partition(" - at `$.")
+        field = field.rstrip("`")
+        named = f"{field}: {reason}" if field else reason
+        raise BadRequest(f"the body is not what {what} takes: {named}", param=field or None) from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body is not what {what} takes: {error}") from None
 
 
 def _json(value: object) -> Response:

@@ -16,8 +16,10 @@ from tidegate import logs
 from tidegate.config import ModelSettings, Settings
 from tidegate.control import ports, state
 from tidegate.control.admin import AdminServer
+from tidegate.control.concerns import concerns
 from tidegate.control.frontends import Frontends
 from tidegate.control.gateways import Gateways
+from tidegate.control.hand import Hand
 from tidegate.control.keeper import World
 from tidegate.control.launch import Launcher, end_strays
 from tidegate.control.logfollow import LogFollowers
@@ -27,6 +29,7 @@ from tidegate.control.reload import ReloadAnswer, applicable, differences
 from tidegate.control.replicas import Replicas, unwanted
 from tidegate.control.snapshot import Keys, build, keys_required
 from tidegate.control.status import Status
+from tidegate.control.steering import Steering
 from tidegate.control.usage import UsageWriter
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.errors import OperatorError
@@ -80,8 +83,15 @@ class Control:
             log=world.log,
             reported=lambda report: self._usage.add(report.usage),
         )
+        self.hand = Hand.load(home, self._on_change)
+        self.steering = Steering(self, clock=world.clock)
         self.replicas = Replicas(
-            self.launcher, parts.make_engine, world=world, changed=self._on_change, in_flight=self._in_flight
+            self.launcher,
+            parts.make_engine,
+            world=world,
+            changed=self._on_change,
+            in_flight=self._in_flight,
+            drained=self.hand.is_drained,
         )
         self.frontends = Frontends(
             self.settings,
@@ -130,9 +140,11 @@ class Control:
         self.frontends.begin_chat()
         self.frontends.port.begin()  # it says that the model is on its way until it is told of one
         plan = await self._plan(self.settings)
+        self._tell_concerns(plan)
         records = self.launcher.records
         useless = [record for name in unwanted(self.launcher, plan) if (record := records.get(name))]
         await asyncio.gather(*(self.launcher.end(record, CHILD_GRACE_S) for record in useless))
+        self.hand.forget_others({spec.id for spec in plan.replicas})
         await self.replicas.apply(plan)
         await self._until(lambda: not self.replicas.adopting())  # an adopted gateway keeps what it knows until then
         self._publishing = True
@@ -207,8 +219,10 @@ class Control:
             logs.set_level(settings.log.level)
             await self.frontends.port.apply(settings)
             await self.replicas.apply(plan, settings.gateway.drain_timeout_s)
+            self.hand.forget_others({spec.id for spec in plan.replicas})
             self._publish()
         self._world.log.info("settings reloaded", changes=len(changes))
+        self._tell_concerns(plan)
         return ReloadAnswer(changes, applied=True)
 
     async def replace_gateways(self) -> tuple[str, ...]:
@@ -230,11 +244,17 @@ class Control:
         files = await self._parts.resolve(sources(settings))
         return make_plan(settings, files, await self._parts.served(settings))
 
+    def _tell_concerns(self, plan: Plan) -> None:
+        for sentence in concerns(self._asked, models=plan.models, keys=self.keys.views):
+            self._world.log.warning("look at the settings", advice=sentence)
+
     def _open_admin(self, listening: socket.socket) -> None:
         listen = self.settings.admin.listen
         self.admin = state.write_admin(self._home, ports.url_of(ports.address_of(listening)))
         hosts = self.settings.admin.allowed_hosts
-        self._admin_server = AdminServer(self, token=self.admin.token, listen=listen, allowed_hosts=hosts)
+        self._admin_server = AdminServer(
+            self, self.steering, token=self.admin.token, listen=listen, allowed_hosts=hosts
+        )
         self._admin_server.open(listening)
 
     def _settled(self) -> bool:
@@ -277,6 +297,8 @@ class Control:
             service=self._service,
             access_log=self.settings.log.access_log(),
             redis=self.settings.limits.redis(),
+            policy=self.settings.policy(),
+            limits_set=self.hand.limits,
         )
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from tidegate import channel
 from tidegate.channel import Channel, ChannelClosedError
+from tidegate.control.sums import Told, trim
 from tidegate.types import DataReport, FleetSnapshot, Hello, ProcessId
 
 
@@ -32,6 +34,13 @@ class Link:
     report: DataReport | None = None
     reported_at_s: float = 0.0
     """By the clock handed in."""
+    recent: list[Told] = field(default_factory=list)
+    """The reports of the last seconds, oldest first, without what was used."""
+
+    def heard(self, report: DataReport, at_s: float) -> None:
+        self.report, self.reported_at_s = report, at_s
+        self.recent.append(Told(at_s, msgspec.structs.replace(report, usage=())))
+        trim(self.recent, at_s)
 
     def drop_listening(self) -> None:
         if self.listening is not None:
@@ -128,7 +137,7 @@ class Gateways:
             while True:
                 self._tell()
                 report, extra = await connected.receive(DataReport)
-                link.report, link.reported_at_s = report, self._clock()
+                link.heard(report, self._clock())
                 self._reported(report)
                 _close_all(extra)
         except ChannelClosedError as error:

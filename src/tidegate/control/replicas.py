@@ -25,7 +25,10 @@ CHECK_DELAY_S: Final = 1.0
 
 
 class Replicas:
-    """Keepers by replica id. `in_flight` says how many requests the gateways have on a replica."""
+    """Keepers by replica id. `in_flight` says how many requests the gateways have on a replica.
+
+    `drained` says whether an operator wants it to have no new ones.
+    """
 
     def __init__(
         self,
@@ -35,11 +38,12 @@ class Replicas:
         world: World,
         changed: Callable[[], None],
         in_flight: Callable[[str], int],
+        drained: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.plan = Plan()
         self.keepers: dict[str, Keeper] = {}
         self._launcher, self._make_engine = launcher, make_engine
-        self._world, self._changed, self._in_flight = world, changed, in_flight
+        self._world, self._changed, self._in_flight, self._drained = world, changed, in_flight, drained
         self._leaving: set[str] = set()
         self._ending = False
         self._checks: dict[str, tuple[EngineLife | AdoptedEngineLife, asyncio.Task[None]]] = {}
@@ -98,7 +102,7 @@ class Replicas:
 
     def _status(self, name: str, keeper: Keeper) -> ReplicaStatus:
         life, state = keeper.life, keeper.view.state
-        if name in self._leaving and state is ReplicaState.READY:
+        if state is ReplicaState.READY and (name in self._leaving or self._drained(name)):
             state = ReplicaState.DRAINING
         if not isinstance(life, EngineLife | AdoptedEngineLife) or life.facts is None:
             return ReplicaStatus(state=state, url=PENDING_URL)

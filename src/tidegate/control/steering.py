@@ -1,0 +1,193 @@
+"""Limits and drains by hand, and what is seen of them: `/admin/v1/limits`, `/admin/v1/replicas/ID/drain`, `/admin/v1/top`."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidegate import __version__, machine
+from tidegate.control.sums import WINDOW_S, ReplicaSum, Sums, add_up
+from tidegate.errors import NotFound
+from tidegate.types import ReplicaState
+
+if TYPE_CHECKING:
+    from tidegate.control.control import Control
+
+
+class ReplicaLimit(msgspec.Struct, frozen=True):
+    """How much work a replica may have, and has."""
+
+    id: str
+    limit: int | None
+    """Most requests at once, of all gateways together, as they last reported; None while nothing bounds it."""
+    limit_set: int | None
+    """What was set by hand; None while the limiter decides."""
+    in_flight: int
+    by_class: dict[str, int]
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    """As the engine says itself."""
+
+
+class ClassQueue(msgspec.Struct, frozen=True):
+    """What waits in one class."""
+
+    name: str
+    queued: int
+    wait_s: float
+    in_flight: int
+    refused: int
+    """Since the start of the gateways."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The answer of `GET /admin/v1/limits`."""
+
+    replicas: tuple[ReplicaLimit, ...]
+    classes: tuple[ClassQueue, ...]
+
+
+class LimitAnswer(msgspec.Struct, frozen=True):
+    """What holds from now on; gateways have it within a second."""
+
+    id: str
+    limit_set: int | None
+
+
+class DrainAnswer(msgspec.Struct, frozen=True):
+    """What holds from now on; gateways have it within a second."""
+
+    id: str
+    drained: bool
+    in_flight: int
+    """Requests it has yet to finish, as last reported."""
+
+
+class TopReplica(msgspec.Struct, frozen=True):
+    """A replica: its process, and what all gateways together have with it."""
+
+    id: str
+    pool: str
+    model: str
+    engine: str
+    state: ReplicaState
+    drained: bool
+    """By hand."""
+    limit_set: int | None
+    slots: int | None
+    pid: int | None
+    memory_bytes: int | None
+    restarts: int
+    cause: str
+    """Why it ended last, if it is not ready."""
+    seen: ReplicaSum
+
+
+class Top(msgspec.Struct, frozen=True):
+    """The answer of `GET /admin/v1/top`. Rates and times are those of the last `window_s` seconds."""
+
+    version: str
+    at_s: float
+    """Unix time."""
+    up_s: float
+    ready: bool
+    window_s: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    sums: Sums
+    """Of all gateways; the replicas of `sums` are told in `replicas`."""
+    replicas: tuple[TopReplica, ...]
+
+
+class Steering:
+    """What an operator does to what runs, beside changing the settings."""
+
+    def __init__(self, control: "Control", *, clock: Callable[[], float]) -> None:
+        self._control, self._clock = control, clock
+
+    def limits(self) -> Limits:
+        sums = self._sums()
+        return Limits(
+            replicas=tuple(
+                ReplicaLimit(
+                    one.id,
+                    one.limit,
+                    self._control.hand.limits.get(one.id),
+                    one.in_flight,
+                    one.by_class,
+                    one.running,
+                    one.waiting,
+                    one.kv_usage,
+                )
+                for one in sums.replicas
+            ),
+            classes=tuple(
+                ClassQueue(one.name, one.queued, one.wait_s, one.in_flight, one.refused) for one in sums.classes
+            ),
+        )
+
+    def set_limit(self, replica: str, sequences: int | None) -> LimitAnswer:
+        """None leaves it to the limiter again. Raises NotFound."""
+        self._known(replica)
+        self._control.hand.set_limit(replica, sequences)
+        return LimitAnswer(replica, sequences)
+
+    def drain(self, replica: str, *, drained: bool) -> DrainAnswer:
+        """Raises NotFound."""
+        self._known(replica)
+        self._control.hand.drain(replica, drained=drained)
+        in_flight = next((one.in_flight for one in self._sums().replicas if one.id == replica), 0)
+        return DrainAnswer(replica, drained, in_flight)
+
+    def top(self) -> Top:
+        sums, status, hand = self._sums(), self._control.status(), self._control.hand
+        seen = {one.id: one for one in sums.replicas}
+        memory = machine.memory()
+        return Top(
+            version=__version__,
+            at_s=time.time(),
+            up_s=status.up_s,
+            ready=status.ready,
+            window_s=WINDOW_S,
+            memory_used_bytes=memory.used_bytes,
+            memory_total_bytes=memory.total_bytes,
+            sums=msgspec.structs.replace(sums, replicas=()),
+            replicas=tuple(
+                TopReplica(
+                    id=one.id,
+                    pool=one.pool,
+                    model=one.model,
+                    engine=one.engine,
+                    state=one.state,
+                    drained=one.id in hand.drained,
+                    limit_set=hand.limits.get(one.id),
+                    slots=one.slots,
+                    pid=one.pid,
+                    memory_bytes=one.memory_bytes,
+                    restarts=one.restarts,
+                    cause=one.cause,
+                    seen=seen.get(one.id, ReplicaSum(one.id)),
+                )
+                for one in status.replicas
+            ),
+        )
+
+    def _sums(self) -> Sums:
+        control = self._control
+        names = [replica.id for replica in control.replicas.plan.replicas]
+        sums = add_up(
+            (link.recent for link in control.gateways.links.values()),
+            now=self._clock(),
+            classes=[one.name for one in control.gateways.snapshot.classes],
+            replicas=names,
+        )
+        there = tuple(one for one in sums.replicas if one.id in names)  # a gateway may not know yet who is gone
+        return msgspec.structs.replace(sums, replicas=there)
+
+    def _known(self, replica: str) -> None:
+        names = [spec.id for spec in self._control.replicas.plan.replicas]
+        if replica not in names:
+            there = ", ".join(names) or "none yet"
+            raise NotFound(f"there is no replica {replica!r}; there are: {there}", code="no_such_replica")
