@@ -10,6 +10,7 @@ import typer
 
 from tidegate.config import Explained, Settings, explain, find_file
 from tidegate.config.advice import advice
+from tidegate.control.concerns import concerns
 from tidegate.control.plan import with_defaults
 from tidegate.errors import SettingError
 from tidegate.home import find_home
@@ -72,7 +73,12 @@ def describe(explained: Explained) -> dict[str, Any]:
             }
             for pool in settings.pool
         ],
-        "advice": [*advice(explained), *_unusable_files(explained.settings), *_shadowed(explained.settings)],
+        "advice": [
+            *advice(explained),
+            *concerns(explained.settings),
+            *_unusable_files(explained.settings),
+            *_shadowed(explained.settings),
+        ],
         "settings": _dump(explained.settings),
     }
 

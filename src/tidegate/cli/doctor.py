@@ -8,12 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tidegate.cli.own_store import OwnStore
 from tidegate.config import Settings, explain, find_file, hub_environment
-from tidegate.control.doctor import Finding, Level, disk, folder, gpu, hub, listeners, machine, models
+from tidegate.control.doctor import Finding, Level, classes, disk, folder, gpu, hub, listeners, machine, models
 from tidegate.control.doctor.findings import ok, problem
 from tidegate.engines.llamacpp_fit import Machine
 from tidegate.errors import OperatorError
-from tidegate.home import find_home
+from tidegate.home import Home, find_home
 from tidegate.models.hubs import hubs_for
 
 app = typer.Typer(add_completion=False)
@@ -61,12 +62,23 @@ def findings() -> Iterator[Finding]:
         yield from listeners.check(
             listeners.gather({f"{name}.listen": at for name, at in settings.listeners().items()}), state.ours
         )
+        yield from _classes(settings, home)
         known = models.gather(home.models)
         yield from models.check(known, Machine(facts.cores, facts.available_bytes), running=bool(state.alive))
         has_model = any(not model.fault for model in known)
         yield from disk.check(disk.gather(home.models), has_model=has_model)
         if answers is not None:
             yield from hub.check(answers.result(), has_model=has_model)
+
+
+def _classes(settings: Settings, home: Home) -> Iterator[Finding]:
+    try:
+        with OwnStore(settings, home) as store:
+            keys = store.keys().views
+    except OperatorError as error:
+        keys = ()
+        yield problem("store", str(error), error.hint)
+    yield from classes.check(settings, keys, classes.gather(home.logs / "access.log"))
 
 
 def _lines(finding: Finding) -> Iterable[str]:

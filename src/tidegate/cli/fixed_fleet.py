@@ -7,6 +7,7 @@ from typing import Final
 
 from tidegate import logs
 from tidegate.config import Settings
+from tidegate.control.concerns import concerns
 from tidegate.control.plan import make_plan, with_defaults
 from tidegate.control.snapshot import Keys, ReplicaStatus, build
 from tidegate.engines import continuation
@@ -75,6 +76,8 @@ class FixedFleet:
 
     async def watch(self, gateway: Gateway) -> None:
         """Look for engines and keys until cancelled."""
+        for sentence in concerns(self._settings, keys=self._keys.views):
+            logs.get().warning("look at the settings", advice=sentence)
         for engine in self._engines.values():
             await engine.start()
         async with asyncio.TaskGroup() as watches:

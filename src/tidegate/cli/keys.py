@@ -15,7 +15,7 @@ import typer
 from tidegate.config import Settings
 from tidegate.errors import OperatorError
 from tidegate.store import KeyStore, StoredKey
-from tidegate.types import BUILT_IN_CLASSES, KeyView
+from tidegate.types import KeyView
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list, revoke and rotate clients' keys.")
 
@@ -66,9 +66,9 @@ def create(  # noqa: PLR0917 - typer reads flags, which have no position
     config: Config = None,
 ) -> None:
     """Make a key. It goes to stdout, once: only its SHA-256 is kept."""
-    _check_classes(klass or [])
-    given = _read_key() if stdin else None
-    with key_store(config) as (store, _):
+    with key_store(config) as (store, settings):
+        _check_classes(klass or [], [one.name for one in settings.policy().classes])
+        given = _read_key() if stdin else None
         first = not (service or store.required())
         secret, view = store.create(
             name,
@@ -92,10 +92,11 @@ def create(  # noqa: PLR0917 - typer reads flags, which have no position
         print("from now on every request needs a key, on this machine too", file=sys.stderr)
 
 
-def _check_classes(names: list[str]) -> None:
-    unknown = [name for name in names if name not in BUILT_IN_CLASSES]
+def _check_classes(names: list[str], known: list[str]) -> None:
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise OperatorError(f"there is no class {unknown[0]!r}", hint=f"there are: {', '.join(BUILT_IN_CLASSES)}")
+        hint = f"there are: {', '.join(known)}; another one is made by a [[class]] in the settings"
+        raise OperatorError(f"there is no class {unknown[0]!r}", hint=hint)
 
 
 def _read_key() -> str:

@@ -8,6 +8,9 @@ from tidegate.config.addresses import is_loopback
 from tidegate.config.loading import Explained
 from tidegate.config.sections import LlamaCppOptions, Settings
 
+THRESHOLD = ("wait_high_s", "cache_low", "raise_by", "cache_high", "wait_low_s", "lower_by", "every_s")
+"""Settings of limits of that kind only."""
+
 
 def advice(explained: Explained) -> tuple[str, ...]:
     """Sentences for an operator, the gravest first."""
@@ -51,12 +54,19 @@ def _idle(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
         yield "store.password_file: does nothing without store.url"
     if settings.limits.redis_password_file is not None and settings.limits.redis_url is None:
         yield "limits.redis_password_file: does nothing without limits.redis_url"
+    yield from _idle_limits(settings, origins)
     for position, pool in enumerate(settings.pool, 1):
         if pool.engine == "external" and f"pool.{position}.replicas" in origins:
             yield f"pool.{position}.replicas: does nothing for external engines, which are as many as urls"
         options = pool.engine_options()
         if isinstance(options, LlamaCppOptions) and options.micro_batch_tokens > options.batch_tokens:
             yield f"pool.{position}.options.micro_batch_tokens: is cut to batch_tokens ({options.batch_tokens})"
+
+
+def _idle_limits(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
+    for name in THRESHOLD:
+        if f"limits.{name}" in origins and settings.limits.kind != "threshold":
+            yield f'limits.{name}: does nothing unless limits.kind is "threshold"'
 
 
 def _variables(explained: Explained) -> Iterator[str]:
