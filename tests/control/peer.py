@@ -16,7 +16,7 @@ from pathlib import Path
 from tidegate import channel
 from tidegate.channel import ChannelClosedError
 from tidegate.fleet.local import process_id
-from tidegate.types import DataReport, FleetSnapshot, Hello
+from tidegate.types import ClassReport, DataReport, FleetSnapshot, Hello, ReplicaReport
 
 OWN = process_id(os.getpid())
 
@@ -39,6 +39,7 @@ class Peer:
             "snapshot": self.snapshot.number,
             "keys": [key.name for key in self.snapshot.keys],
             "replicas": {one.id: [one.state, one.url] for one in self.snapshot.replicas},
+            "limits": self.snapshot.limits_set,
         }
         data = json.dumps(body).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
@@ -48,7 +49,12 @@ class Peer:
             await writer.wait_closed()
 
     def state(self):
-        return DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, ())
+        replicas = tuple(
+            ReplicaReport(one.id, 0, 0, 0, reachable=True, limit=self.snapshot.limits_set.get(one.id, 4))
+            for one in self.snapshot.replicas
+        )
+        classes = tuple(ClassReport(one.name, queued=2) for one in self.snapshot.classes)
+        return DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, replicas, classes)
 
     async def report(self, connected):
         while True:

@@ -9,7 +9,7 @@ from tidegate.control import ports
 from tidegate.control.admin import AdminServer, host_name
 from tidegate.control.reload import Change, Effect, ReloadAnswer
 from tidegate.control.status import Status
-from tidegate.errors import OperatorError, SettingError
+from tidegate.errors import NotFound, OperatorError, SettingError
 
 TOKEN = secrets.token_urlsafe(8)
 STATUS = Status(
@@ -36,6 +36,20 @@ class Operations:
 
     def status(self):
         return STATUS
+
+    def top(self):
+        return {"top": True}
+
+    def limits(self):
+        return {"replicas": [], "classes": []}
+
+    def set_limit(self, replica, sequences):
+        return {"id": replica, "limit_set": sequences}
+
+    def drain(self, replica, *, drained):
+        if replica != "p-0":
+            raise NotFound(f"there is no replica {replica!r}; there are: p-0", code="no_such_replica")
+        return {"id": replica, "drained": drained}
 
     async def replace_gateways(self):
         if self.applied is True:
@@ -155,3 +169,56 @@ async def test_gateways_are_replaced_and_who_cannot_be_is_told(admin):
     answer = await admin.post("/admin/v1/gateways/replace")
     assert answer.status_code == 503
     assert "gateway-2 cannot be replaced" in message(answer)
+
+
+async def test_a_limit_is_set_and_given_back(admin):
+    assert (await admin.put("/admin/v1/limits/p-0", json={"sequences": 3})).json() == {"id": "p-0", "limit_set": 3}
+    assert (await admin.delete("/admin/v1/limits/p-0")).json() == {"id": "p-0", "limit_set": None}
+    assert (await admin.get("/admin/v1/limits")).json() == {"replicas": [], "classes": []}
+    assert (await admin.get("/admin/v1/top")).json() == {"top": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"sequences": 0}', "sequences: 0 is not from 1 to 100000; to give a replica no more work, drain it"),
+        (b'{"sequences": -3}', "sequences: -3 is not from 1"),
+        (b'{"sequences": 100001}', "sequences: 100001 is not from 1"),
+        (b'{"sequences": 1.5}', "sequences: Expected `int`, got `float`"),
+        (b'{"sequences": "3"}', "sequences: Expected `int`, got `str`"),
+        (b'{"sequences": true}', "sequences: Expected `int`, got `bool`"),
+        (b'{"sequences": null}', "sequences: Expected `int`, got `null`"),
+        (b'{"sequences": 99999999999999999999999}', "sequences:"),
+        (b'{"limit": 3}', "unknown field `limit`"),
+        (b"{}", "missing required field `sequences`"),
+        (b"", "missing required field `sequences`"),
+        (b"[3]", "Expected `object`, got `array`"),
+        (b"{", "the body is not what a limit takes"),
+    ],
+)
+async def test_a_limit_that_is_none_is_a_400_that_names_the_field(admin, body, said):
+    answer = await admin.put("/admin/v1/limits/p-0", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert said in message(answer)
+
+
+async def test_a_replica_is_drained_and_given_work_again_and_one_that_is_not_there_is_a_404(admin):
+    assert (await admin.post("/admin/v1/replicas/p-0/drain")).json() == {"id": "p-0", "drained": True}
+    assert (await admin.delete("/admin/v1/replicas/p-0/drain")).json() == {"id": "p-0", "drained": False}
+    answer = await admin.post("/admin/v1/replicas/p-7/drain")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_replica")
+    assert message(answer) == "there is no replica 'p-7'; there are: p-0"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/v1/top"),
+        ("GET", "/admin/v1/limits"),
+        ("PUT", "/admin/v1/limits/p-0"),
+        ("DELETE", "/admin/v1/limits/p-0"),
+        ("POST", "/admin/v1/replicas/p-0/drain"),
+    ],
+)
+async def test_none_of_these_is_answered_without_the_token(admin, method, path):
+    assert (await admin.request(method, path, headers={"authorization": ""})).status_code == 401
