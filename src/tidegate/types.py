@@ -318,7 +318,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     tenants: tuple[TenantView, ...] = ()
     limits: LimitOptions = LimitOptions()
     limits_set: dict[str, int] = {}
-    """Limits that an operator has set by hand, by replica."""
+    """Limits that an operator has set by hand, by replica: each for all gateways together."""
     draining: bool = False
 
 
