@@ -4,7 +4,7 @@ import pytest
 import uvloop
 
 from gateway.wire import Client, listening_socket
-from tidegate.http import HttpServer, Limits
+from tidegate.http import HttpServer, Limits, Outbox
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -49,6 +49,7 @@ async def serve():
 
     async def start(handler=echo, limits=None, *, listening=None, tls=None, **options):
         listening = listening or listening_socket()
+        options.setdefault("outbox", Outbox())  # as a gateway has it
 
         def handle(exchange):
             served.exchanges.append(exchange)

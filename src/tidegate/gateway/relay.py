@@ -5,6 +5,7 @@ What follows a `finish_reason` is parsed before it leaves: there the engine tell
 most clients did not ask for.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from tidegate import openai
@@ -17,6 +18,8 @@ FINISH: Final = b'finish_reason":'
 """Cannot stand inside a JSON string, where its quote would be escaped."""
 _AFTER_FINISH: Final = len(FINISH)
 _NOT_FINISHED: Final = FINISH + b"null"
+COMMENT_WITHIN: Final = len(b"fff\r\n:")
+"""Where the colon of a chunk that begins with a comment is at the latest."""
 NULL_EVENT: Final = b"data: null\n\n"
 """How llama.cpp begins the stream of several prompts; no client knows what to do with it."""
 DONE_CHUNK: Final = openai.DONE + b"\r\n"
@@ -26,8 +29,8 @@ class EventRelay:
     """Passes the events of an answer on. `kept` is None once the stream has lost the privilege to be continued."""
 
     __slots__ = (
-        "_attached", "_counted", "_done", "_exchange", "_hide_usage", "_piped", "_tail", "events", "finished", "kept", "kept_bytes", "torn",
-        "usage",
+        "_attached", "_counted", "_done", "_exchange", "_hide_usage", "_pipe", "_piped", "_tail", "events", "finished", "kept",
+        "kept_bytes", "torn", "usage",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, *, hide_usage: bool, piped: bool = True) -> None:
@@ -38,6 +41,7 @@ class EventRelay:
         self._tail = b""
         self._counted = 0
         self._attached: Connection | None = None
+        self._pipe: Callable[[bytes], bool] | None = None
         self.kept: list[bytes] | None = []
         """What was sent, chunk by chunk, with its framing."""
         self.kept_bytes = 0
@@ -74,12 +78,16 @@ class EventRelay:
 
         def pipe(framed: bytes) -> bool:
             at = framed.rfind(FINISH)
-            if at >= 0 and not framed.startswith(b"null", at + _AFTER_FINISH):
-                return False
+            if at >= 0:
+                if not framed.startswith(b"null", at + _AFTER_FINISH):
+                    return False
+            elif framed.find(b"\n:", 1, COMMENT_WITHIN) >= 0:
+                return False  # a sign of life, but no progress
             keep(framed)
             write(framed)
             return True
 
+        self._pipe = pipe
         connection.pass_on(last[at:] if at >= 0 and at == last.rfind(FINISH) else b"", keep, write, pipe)
 
     def _count(self, _framed: bytes) -> None:
@@ -133,8 +141,9 @@ class EventRelay:
             self.events += len(self.kept)
         self.kept = None
         self.kept_bytes = 0
-        if self._attached is not None and self._attached.pipe is not None:
-            self._pass_on(self._attached)
+        attached = self._attached
+        if attached is not None and attached.pipe is not None and attached.pipe is self._pipe:
+            self._pass_on(attached)  # else it is at rest, or serves somebody else by now
 
     def kept_payload(self) -> bytes:
         """What was sent so far, unframed."""

@@ -32,8 +32,8 @@ IDLE_S: Final = 4.0
 FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 MAX_SEEN: Final = 512
 MAX_SEEN_BYTES: Final = 2048
-NO_ENDING: Final = b"\0"
-"""Ends no chunk."""
+NO_ENDING: Final = b"\0" * KNOWN_CHUNK_BYTES
+"""Ends no chunk that is asked about: it is longer than they are."""
 
 
 class ResponseHead:

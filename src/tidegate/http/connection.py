@@ -55,6 +55,7 @@ class ServerConnection(asyncio.Protocol):
         "parser",
         "paused_since",
         "payloadless_bytes",
+        "peer",
         "pending",
         "server",
         "target",
@@ -86,6 +87,8 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP and TLS transports are Transports
         self.parser = httptools.HttpRequestParser(self)
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else ""
         server = self.server
         outbox = server.outbox
         self.write: Callable[[bytes], object] = (

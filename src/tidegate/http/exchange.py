@@ -22,6 +22,10 @@ def as_lines(headers: HeaderList) -> bytes:
     return headers if isinstance(headers, bytes) else b"".join([b"%s: %s\r\n" % pair for pair in headers])
 
 
+def _drop(_data: bytes) -> None:
+    """What nobody is to get."""
+
+
 class Exchange:
     """One request and its answer. Every method may be called after the client has gone; it then does nothing.
 
@@ -59,15 +63,14 @@ class Exchange:
     def direct(self) -> Callable[[bytes], object]:
         """A function that writes bytes as they are, at once, for those whose chunks have their framing.
 
-        It is good until the exchange itself is written to.
+        It is good until the exchange itself is written to. A HEAD gets nothing of a body by it either.
         """
-        return self._connection.direct()
+        return self._connection.direct() if self.request.method != b"HEAD" else _drop
 
     @property
     def peer(self) -> str:
-        """The client's address; empty on a Unix socket."""
-        name = self._connection.transport.get_extra_info("peername")
-        return str(name[0]) if isinstance(name, tuple) else ""
+        """The client's address, also when it has gone; empty on a Unix socket."""
+        return self._connection.peer
 
     @property
     def paused(self) -> bool:
