@@ -84,6 +84,8 @@ def test_it_writes_the_example_file(tidegate):
         ("[chat]\nenabled = false\nlisten = ':2'", ["chat.listen: does nothing while chat.enabled is false"]),
         ("[store]\nurl = 'postgresql://u:p@h/d'", ["store.url: holds a password"]),
         ("[store]\npassword_file = 'x'", ["store.password_file: does nothing"]),
+        ("[limits]\nraise_by = 2.0", ['limits.raise_by: does nothing unless limits.kind is "threshold"']),
+        ("[limits]\nraise_by = 2.0\nkind = 'threshold'", []),
         (
             "[[pool]]\nname = 'a'\nmodel = 'm'\nengine = 'external'\nurls = ['http://h']\nreplicas = 2",
             ["pool.1.replicas: does nothing"],
@@ -106,6 +108,18 @@ def test_what_there_is_to_think_about(tmp_path, text, expected):
 def test_a_name_of_the_catalogue_for_another_model_is_pointed_out(tidegate):
     (tidegate.here / "tidegate.toml").write_text("[[model]]\nname = 'x'\naliases = ['ernie']\nsource = 'demo'\n")
     assert "model.1: 'ernie' is a name of ERNIE-4.5-0.3B, but its source is demo" in tidegate("check-config").stdout
+
+
+def test_classes_and_rules_are_explained_and_what_is_odd_about_them_is_told_with_its_place(tidegate):
+    (tidegate.here / "tidegate.toml").write_text(
+        "[[class]]\nname = 'batch'\npools = ['slow']\n"
+        "[[rule]]\nclass = 'batch'\ntenant = 'ops'\n[[rule]]\nclass = 'long'\ntenant = 'ops'\nstream = true\n"
+    )
+    told = tidegate("check-config").stdout
+    assert 'class.1.pools = ["slow"]   from tidegate.toml' in told
+    assert 'rule.2.class = "long"   from tidegate.toml' in told
+    assert "  class.1.pools: there is no pool named 'slow'; there are: default" in told
+    assert "  rule.2: can never match: rule.1 takes every request that it would" in told
 
 
 def test_a_certificate_that_is_not_there_is_pointed_out(tidegate):

@@ -95,6 +95,15 @@ def test_what_cannot_be_a_key_is_refused_without_saying_it(keys, given):
     assert not given or given not in made.stderr
 
 
+def test_a_class_of_the_settings_can_be_allowed_like_a_built_in_one(keys, tidegate):
+    (tidegate.here / "tidegate.toml").write_text("[[class]]\nname = 'premium'\n")
+    assert keys("create", "--name", "anna", "--class", "premium", "--class", "batch").returncode == 0
+    assert views(tidegate.home)[0].classes == ("premium", "batch")
+    wrong = keys("create", "--name", "bert", "--class", "gold")
+    assert wrong.returncode == 2
+    assert "there are: interactive, standard, batch, long, premium" in wrong.stderr
+
+
 def test_a_revoked_key_is_only_listed_with_all(keys, tidegate):
     keys("create", "--name", "anna")
     assert keys("revoke", "anna").returncode == 0
@@ -118,7 +127,10 @@ def test_a_rotated_key_keeps_its_limits(keys, tidegate):
     [
         (("create", "--name", "a", "--expires", "soon"), "--expires: 'soon' is neither"),
         (("create", "--name", "a", "--expires", "2001-01-01"), "would expire in the past"),
-        (("create", "--name", "a", "--class", "fast"), "there is no class 'fast'"),
+        (
+            ("create", "--name", "a", "--class", "fast"),
+            "there is no class 'fast'\n  there are: interactive, standard, batch, long",
+        ),
         (("create", "--name", "a", "--tokens-per-day", "0"), "tokens_per_day cannot be 0"),
         (("revoke", "nobody"), "there is no key named 'nobody'"),
         (("rotate", "nobody"), "there is no key named 'nobody'"),

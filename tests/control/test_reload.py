@@ -61,3 +61,38 @@ def test_what_needs_a_restart_is_left_as_it_runs():
     assert merged.chat.history_tokens == 100
     assert [pool.name for pool in merged.pool] == ["p"]
     assert all(change.effect is Effect.RESTART for change in differences(merged, new))
+
+
+def test_classes_and_tenants_are_matched_by_name_and_rules_by_place_all_of_them_live():
+    old = {
+        "class": [{"name": "batch"}, {"name": "premium", "weight": 2}],
+        "rule": [{"class": "premium", "stream": True}],
+        "tenant": [{"name": "sales"}],
+    }
+    new = {
+        "class": [{"name": "premium", "weight": 3}, {"name": "batch", "weight": 1.0}],
+        "rule": [{"class": "batch", "tenant": "x"}, {"class": "premium", "stream": True}],
+        "tenant": [{"name": "sales", "max_tokens": 5}],
+        "limits": {"kind": "fixed", "sequences": 4},
+    }
+    found = changes(old, new)
+    assert {name: (change.old, change.new) for name, change in found.items()} == {
+        "limits.kind": ("adaptive", "fixed"),
+        "limits.sequences": (None, 4),
+        "class.batch.weight": (None, 1.0),
+        "class.premium.weight": (2.0, 3.0),
+        "rule.1.class": ("premium", "batch"),
+        "rule.1.stream": (True, None),
+        "rule.1.tenant": (None, "x"),
+        "rule.2.class": (None, "premium"),
+        "rule.2.stream": (None, True),
+        "tenant.sales.max_tokens": (None, 5),
+    }
+    assert {change.effect for change in found.values()} == {Effect.LIVE}
+    assert applicable(load(None, old), load(None, new)).policy() == load(None, new).policy()
+
+
+def test_a_class_that_says_nothing_more_is_no_difference_but_its_coming_and_going_is_one():
+    """It can be asked for by its name."""
+    found = changes({}, {"class": [{"name": "premium"}]})
+    assert [(change.setting, change.effect) for change in found.values()] == [("class.premium.pools", Effect.LIVE)]

@@ -4,7 +4,7 @@ from tidegate.config import GatewaySettings, load
 from tidegate.control.plan import Plan, make_plan, with_defaults
 from tidegate.control.snapshot import PENDING_URL, Keys, ReplicaStatus, build, keys_required
 from tidegate.engines.base import EngineFacts
-from tidegate.types import DialectName, KeyView, ReplicaState
+from tidegate.types import DialectName, KeyView, ModelView, ReplicaState
 
 KEY = KeyView(digest="k", name="lan", tenant="default")
 SERVICE = KeyView(digest="s", name="chat", tenant="service", service=True)
@@ -47,6 +47,27 @@ def test_replicas_that_are_still_coming_are_told_too(plan):
 )
 def test_keys_are_required_from_the_first_on_and_wherever_others_can_connect(listen, anonymous, keys, required):
     assert keys_required(GatewaySettings(listen=listen, allow_anonymous=anonymous), keys) is required
+
+
+def test_classes_rules_tenants_and_limits_are_told_whole_whatever_the_number_of_processes():
+    settings = load(
+        None,
+        {
+            "gateway": {"processes": 3},
+            "model": [{"name": "m", "aliases": ["Also"]}],
+            "class": [{"name": "premium", "weight": 9}],
+            "rule": [{"class": "premium", "model": "aLSO"}, {"class": "batch", "model": "gone"}],
+            "tenant": [{"name": "sales", "weight": 2}],
+            "limits": {"kind": "fixed", "sequences": 9, "queue_requests": 10},
+        },
+        {},
+    )
+    policy, plan = settings.policy(), Plan(models=(ModelView("m", aliases=("Also",)),))
+    snapshot = build(1, settings=settings.gateway, plan=plan, status={}, keys=Keys(), policy=policy)
+    assert (snapshot.classes, snapshot.tenants, snapshot.limits) == (policy.classes, policy.tenants, policy.limits)
+    assert snapshot.limits.queue_requests == 10
+    assert [rule.model for rule in snapshot.rules[:3]] == ["m", "gone", None], "an alias becomes the model's name"
+    assert snapshot.rules[2:] == policy.rules[2:]
 
 
 @pytest.mark.parametrize(("processes", "connections"), [(1, 10), (2, 5), (3, 4), (20, 1)])
