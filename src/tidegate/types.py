@@ -386,8 +386,8 @@ class DataReport(msgspec.Struct, frozen=True):
     requests: dict[str, int]
     """By outcome."""
     replicas: tuple[ReplicaReport, ...]
-    classes: tuple[ClassReport, ...] = ()
     usage: tuple[UsageCount, ...] = ()
+    classes: tuple[ClassReport, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True):

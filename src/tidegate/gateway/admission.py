@@ -14,12 +14,11 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MOST_DIGITS: Final = 9
 
 
-def admit(exchange: Exchange, admitted: Admitted, intake: Intake) -> Lease | None:
+def admit(exchange: Exchange, admitted: Admitted, intake: Intake, headers: bytes) -> Lease | None:
     """Let an understood request in: its model is allowed, and what it may cost is there.
 
-    The answer, whatever it becomes, tells its class and what is left. Raises Forbidden, RateLimited.
+    The answer, whatever it becomes, has `headers` and tells what is left. Raises Forbidden, RateLimited.
     """
-    headers = admitted.headers
     if admitted.models is not None:
         admitted.check_model(intake.model)
     quota = admitted.quota

@@ -19,21 +19,24 @@ from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.addresses import FORWARDED, Proxies, in_networks, is_loopback
 from tidegate.gateway.auth import Admitted, Gatekeeper
+from tidegate.gateway.classes import Classifier
 from tidegate.gateway.cors import Cors
+from tidegate.gateway.field_limits import asked_tokens, bound_answer
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.flights import Flights
 from tidegate.gateway.health import Failure
-from tidegate.gateway.intake import read_intake
+from tidegate.gateway.intake import Intake, read_intake
+from tidegate.gateway.lines import Lines
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
-from tidegate.gateway.quotas import Quotas
+from tidegate.gateway.quotas import BYTES_PER_TOKEN, Quotas
 from tidegate.gateway.redis_leases import Leasing
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
 from tidegate.http import Exchange, HttpServer, Limits, Outbox, as_lines
-from tidegate.types import DataReport, FleetSnapshot, ProcessId
+from tidegate.types import ClassView, DataReport, FleetSnapshot, ProcessId
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 MODELS: Final = "/v1/models"
@@ -79,8 +82,14 @@ class Gateway:
             "/detokenize": (b"POST", self._tokens),
         }
         self.server = HttpServer(self.handle, refusal=_refusal, outbox=outbox)
+        self.lines = Lines(self.fleet, self.observer, clock)
         self.flights = Flights(
-            random=self.random, now=self.now, options=lambda: self.fleet.snapshot.options, ended=self.accounting.ended
+            random=self.random,
+            now=self.now,
+            options=lambda: self.fleet.snapshot.options,
+            ended=self.accounting.ended,
+            entry=lambda model: self.fleet.models.get(model.name, model),
+            granted=self.lines.granted,
         )
         self.leasing = Leasing(self.quotas, self.flights.run)
         self.apply(snapshot)
@@ -93,12 +102,17 @@ class Gateway:
     def _changed(self, replica: Replica) -> None:
         """A replica's health is another one."""
         self.observer.changed(replica)
+        self.lines.changed(replica)
         if replica.health.out is Failure.STUCK:
             self.flights.leave(replica)
 
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Swap in a snapshot; requests in flight go on as they began."""
         self.fleet.apply(snapshot)
+        self._classifier = Classifier(snapshot.classes, snapshot.rules)
+        self._class_lines = {one.name: b"x-tidegate-class: %b\r\n" % one.name.encode() for one in snapshot.classes}
+        self._tenants = {tenant.name: tenant for tenant in snapshot.tenants}
+        self.lines.apply(snapshot)
         self.observer.follow(self.fleet.replicas.values())
         self.accounting.apply(snapshot)
         options = snapshot.options
@@ -182,11 +196,24 @@ class Gateway:
         if self.fleet.snapshot.draining:
             raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1.0)
         intake = read_intake(path, exchange.request.body, self.fleet)
-        lease = admission.admit(exchange, admitted, intake)
-        counters = self.metrics.model(intake.model.name)
+        klass = self._class_of(admitted, intake)
+        if klass.max_tokens_most or klass.max_tokens or self._tenants:
+            bound_answer(intake, klass, self._tenants.get(admitted.caller.tenant))
+        lease = admission.admit(exchange, admitted, intake, self._class_lines[klass.name])
+        name = intake.model.name
+        counters = self.metrics.model(name)
         identifier = self._request_id(exchange)
+        line = self.lines.of(name)
         flight = Flight(
-            self.flights, exchange, intake, identifier, counters=counters, caller=admitted.caller, lease=lease
+            self.flights,
+            exchange,
+            intake,
+            identifier,
+            counters=counters,
+            caller=admitted.caller,
+            klass=klass,
+            line=line,
+            lease=lease,
         )
         try:
             self.flights.launch(flight)
@@ -194,6 +221,23 @@ class Gateway:
             if lease is not None:
                 lease.cancel()
             raise
+        if line.queue.count:
+            self.lines.waits()
+
+    def _class_of(self, admitted: Admitted, intake: Intake) -> ClassView:
+        classifier = self._classifier
+        if admitted.outright:
+            return classifier.classes.get(admitted.outright, classifier.default)
+        return classifier.pick(
+            admitted.asked,
+            admitted.classes,
+            stream=intake.stream,
+            tenant=admitted.caller.tenant,
+            model=intake.model.name,
+            path=intake.path,
+            prompt_tokens=len(intake.body) // BYTES_PER_TOKEN,
+            max_tokens=asked_tokens(intake) if classifier.asks_tokens else 0,
+        )
 
     def _tokens(self, exchange: Exchange) -> None:
         admitted = self._gatekeeper.admit(exchange.request)
@@ -277,6 +321,7 @@ class Gateway:
             in_flight=self.metrics.in_flight,
             requests=self.metrics.by_outcome(),
             replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
+            classes=self.lines.report(),
             usage=self.accounting.take_usage(),
         )
 
@@ -287,6 +332,7 @@ class Gateway:
     async def close(self, drain_timeout_s: float) -> bool:
         """Drain and end; true if every answer was finished."""
         whole = await self.server.drain(drain_timeout_s)
+        self.lines.close()
         await self.flights.close()
         await self.observer.close()
         self.fleet.close()

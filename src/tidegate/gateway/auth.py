@@ -18,7 +18,7 @@ from tidegate.errors import BadRequest, Forbidden, RequestError, Unauthorized
 from tidegate.gateway.addresses import FORWARDED
 from tidegate.gateway.fleet import ModelEntry
 from tidegate.gateway.quotas import Quota, Quotas
-from tidegate.gateway.record import ANONYMOUS, STANDARD, Caller
+from tidegate.gateway.record import ANONYMOUS, Caller
 from tidegate.http import Request
 from tidegate.types import BUILT_IN_CLASSES, FleetSnapshot, KeyView
 
@@ -35,23 +35,33 @@ _NOTABLE: Final = FORWARDED | _ACT_AS | {REQUEST_TYPE}
 MAX_NAME_CHARS: Final = 200
 """Of a tenant or user that a service key speaks for."""
 
-_ASKED: Final = {name.encode(): name for name in BUILT_IN_CLASSES} | {b"streaming": "interactive"}
-"""Classes by the values of X-Request-Type."""
-
 
 class Admitted:
     """A request that was let in: who asks, and what may be had."""
 
-    __slots__ = ("caller", "headers", "models", "quota")
+    __slots__ = ("asked", "caller", "classes", "models", "outright", "quota")
 
-    def __init__(self, caller: Caller, models: frozenset[str] | None, quota: Quota | None) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        models: frozenset[str] | None,
+        quota: Quota | None,
+        *,
+        classes: frozenset[str] | None = None,
+        asked: str = "",
+        outright: str = "",
+    ) -> None:
         self.caller = caller
+        self.classes = classes
+        """Classes that may be asked for; None means all."""
+        self.asked = asked
+        """What X-Request-Type says, if that is anything known."""
+        self.outright = outright
+        """The class that a service sets, whatever the rules say."""
         self.models = models
         """Models that may be asked for; None means all."""
         self.quota = quota
         """None where nothing is counted."""
-        self.headers = b"x-tidegate-class: %b\r\n" % caller.klass.encode()
-        """What the answer says of it."""
 
     def may_use(self, model: ModelEntry) -> bool:
         """Whether a model may be asked for. A key names it by its name or by an alias."""
@@ -68,35 +78,33 @@ class Admitted:
 class Holder:
     """What one key opens, or what everybody may."""
 
-    __slots__ = ("_by_class", "_classes", "_models", "_quota", "_tenant", "expires_at_s", "name", "service", "standard")
+    __slots__ = ("_by_type", "_classes", "_models", "_quota", "_tenant", "expires_at_s", "name", "plain", "service")
 
     def __init__(self, view: KeyView | None, quota: Quota | None) -> None:
         self.service = view is not None and view.service
         self.name = view.name if view is not None else ""
         self.expires_at_s = view.expires_at_s if view is not None else None
         self._tenant = view.tenant if view is not None else ANONYMOUS.tenant
-        self._classes = frozenset(view.classes if view is not None and view.classes else BUILT_IN_CLASSES)
+        self._classes = frozenset(view.classes or BUILT_IN_CLASSES) if view is not None else None
         self._models = frozenset(view.models) if view is not None and view.models else None
         self._quota = quota
-        self._by_class: dict[str, Admitted] = {}
-        self.standard = self.admitted(STANDARD)
+        self._by_type: dict[str, Admitted] = {}
+        self.plain = self.admitted("")
 
-    def admitted(self, klass: str) -> Admitted:
-        """Its request, in this class if it may have that, else as a standard one."""
-        if klass not in self._classes:
-            klass = STANDARD
-        found = self._by_class.get(klass)
+    def admitted(self, asked: str) -> Admitted:
+        """Its request, where X-Request-Type asks for this: one of the values that are known, or nothing."""
+        found = self._by_type.get(asked)
         if found is None:
-            found = self._by_class[klass] = self._make(self._tenant, "", klass)
+            found = self._by_type[asked] = self._make(self._tenant, "", asked, "")
         return found
 
-    def speaking_for(self, tenant: str | None, user: str, klass: str) -> Admitted:
+    def speaking_for(self, tenant: str | None, user: str, asked: str, outright: str) -> Admitted:
         """A request of somebody else, which only a service key can bring."""
-        return self._make(tenant or self._tenant, user, klass)
+        return self._make(tenant or self._tenant, user, asked, outright)
 
-    def _make(self, tenant: str, user: str, klass: str) -> Admitted:
-        caller = Caller(tenant=tenant, user=user, key=self.name, klass=klass)
-        return Admitted(caller, self._models, self._quota)
+    def _make(self, tenant: str, user: str, asked: str, outright: str) -> Admitted:
+        caller = Caller(tenant=tenant, user=user, key=self.name)
+        return Admitted(caller, self._models, self._quota, classes=self._classes, asked=asked, outright=outright)
 
 
 class Gatekeeper:
@@ -110,6 +118,10 @@ class Gatekeeper:
         self._required = snapshot.keys_required
         self._allow_forwarded = snapshot.options.allow_anonymous
         self._quotas = quotas
+        self._classes = {view.name.lower().encode(): view.name for view in snapshot.classes}
+        types = {rule.request_type.lower() for rule in snapshot.rules if rule.request_type}
+        self._types = {name: name.decode() for name in self._classes} | {name.encode(): name for name in types}
+        """What X-Request-Type may say."""
         self._keys = {key.digest: key for key in snapshot.keys}
         self._holders: dict[str, Holder] = {}
         """Of the keys that were shown since this snapshot: with thousands of keys a snapshot is no pause."""
@@ -129,14 +141,14 @@ class Gatekeeper:
         if self._required:
             holder = self._holder(headers.get(b"authorization", b""))
             if holder.service or REQUEST_TYPE in headers:
-                return _as_asked(holder, headers)
-            return holder.standard
+                return self._as_asked(holder, headers)
+            return holder.plain
         if headers.get(b"host") != self._last_host:
             self.check_host(request)
         if headers.get(b"content-type") != JSON_TYPE:
             _check_type(request)
         if _NOTABLE.isdisjoint(headers):
-            return self._anybody.standard
+            return self._anybody.plain
         return self._admit_notable(headers)
 
     def caller(self, request: Request) -> Caller:
@@ -186,7 +198,20 @@ class Gatekeeper:
             except Unauthorized:  # whatever key comes is ignored here, but for our own services'
                 known = holder
             holder = known if known.service else holder
-        return _as_asked(holder, headers)
+        return self._as_asked(holder, headers)
+
+    def _as_asked(self, holder: Holder, headers: Mapping[bytes, bytes]) -> Admitted:
+        asked = self._types.get(headers.get(REQUEST_TYPE, b"").lower(), "")
+        if not holder.service or _ACT_AS.isdisjoint(headers):
+            return holder.admitted(asked)
+        outright = ""
+        if CLASS in headers:
+            wanted = headers[CLASS].lower()
+            if wanted not in self._types:
+                raise BadRequest("X-Tidegate-Class names no class", code="invalid_value", param="X-Tidegate-Class")
+            outright = self._classes.get(wanted, "")
+            asked = asked if outright else self._types[wanted]
+        return holder.speaking_for(_name(headers, TENANT), _name(headers, USER) or "", asked, outright)
 
     def _check_name(self, name: str) -> None:
         if name not in self._hosts and not (self._any_address and _is_address(name)):
@@ -194,18 +219,6 @@ class Gatekeeper:
                 f"this listener does not answer to the name {name[:100]!r}; gateway.allowed_hosts can add it",
                 code="host_not_allowed",
             )
-
-
-def _as_asked(holder: Holder, headers: Mapping[bytes, bytes]) -> Admitted:
-    klass = _ASKED.get(headers.get(REQUEST_TYPE, b"").lower(), STANDARD)
-    if not holder.service or _ACT_AS.isdisjoint(headers):
-        return holder.admitted(klass)
-    if CLASS in headers:
-        wanted = headers[CLASS].lower()
-        if wanted not in _ASKED:
-            raise BadRequest("X-Tidegate-Class names no class", code="invalid_value", param="X-Tidegate-Class")
-        klass = _ASKED[wanted]
-    return holder.speaking_for(_name(headers, TENANT), _name(headers, USER) or "", klass)
 
 
 def _name(headers: Mapping[bytes, bytes], header: bytes) -> str | None:

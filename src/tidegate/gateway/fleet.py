@@ -9,9 +9,19 @@ from tidegate import logs
 from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound, Unavailable
 from tidegate.gateway.health import Event, Failed, Failure, Health, Succeeded, after
+from tidegate.gateway.limits import LimitState
 from tidegate.gateway.router import best, least_work_of_two
 from tidegate.http import Endpoint, Outbox
-from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ReplicaReport, ReplicaState, ReplicaView, Sampling
+from tidegate.types import (
+    FleetSnapshot,
+    GatewayOptions,
+    Load,
+    ModelView,
+    ReplicaReport,
+    ReplicaState,
+    ReplicaView,
+    Sampling,
+)
 
 EMBEDDINGS: Final = "/v1/embeddings"
 UNREACHABLE: Final = 3
@@ -31,12 +41,19 @@ class Replica:
         "_heads",
         "_now",
         "answer_line",
+        "by_class",
         "dialect",
         "endpoint",
         "extra_paths",
         "failures",
         "health",
         "in_flight",
+        "kv_tokens",
+        "limit",
+        "limits",
+        "limits_by",
+        "load",
+        "most",
         "outs",
         "peers",
         "progress",
@@ -44,6 +61,8 @@ class Replica:
         "requests",
         "returns",
         "served_name",
+        "set_by_hand",
+        "tokens",
         "tried_s",
         "view",
     )
@@ -59,6 +78,22 @@ class Replica:
     ) -> None:
         self.endpoint = Endpoint(view.url, connect_timeout_s=options.connect_timeout_s, outbox=outbox)
         self.in_flight = self.requests = self.failures = 0
+        self.limit: float | None = None
+        """Most requests at once; None bounds nothing."""
+        self.limits: LimitState | None = None
+        self.limits_by: object = None
+        """What `limits` was begun with."""
+        self.set_by_hand: int | None = None
+        """The limit that an operator has set."""
+        self.kv_tokens: int | None = None
+        """Tokens that its cache holds for this process, if known."""
+        self.load: Load | None = None
+        """What it said of itself last."""
+        self.most = 0
+        """The most requests at once since it was looked at last."""
+        self.tokens = 0
+        """Tokens that its requests may come to."""
+        self.by_class: dict[str, int] = {}
         self._now, self._changed = now, changed
         self.health = Health()
         self._ailing = False
@@ -91,6 +126,14 @@ class Replica:
         self._heads: dict[str, bytes] = {}
         self.answer_line = b"x-tidegate-replica: %b\r\n" % view.id.encode("latin-1")
         """The header by which a client sees who answered."""
+
+    @property
+    def pool(self) -> str:
+        return self.view.pool
+
+    @property
+    def name(self) -> bytes:
+        return self.answer_line
 
     def head(self, path: str) -> bytes:
         """What every JSON request to `path` begins with; its own headers follow."""
@@ -135,6 +178,7 @@ class Replica:
         """Its process is, or may be, another one: no connection of before is used again."""
         self.returns += 1
         self.endpoint.close_idle()
+        self.limits_by = None
 
     def report(self) -> ReplicaReport:
         return ReplicaReport(
@@ -145,6 +189,11 @@ class Replica:
             reachable=self.rank != UNREACHABLE and not self.health.doubt,
             health=self.health.out or "",
             outs=dict(self.outs),
+            limit=None if self.limit is None else int(self.limit),
+            by_class={name: count for name, count in self.by_class.items() if count},
+            running=self.load.running if self.load is not None else None,
+            waiting=self.load.waiting if self.load is not None else None,
+            kv_usage=self.load.kv_usage if self.load is not None else None,
         )
 
 
@@ -177,8 +226,12 @@ class ModelEntry:
         """Whether some engine may be given tools; the model without any would answer as if there were none."""
         return any(r.view.tools is not False for r in self.replicas) or not self.replicas
 
-    def choose(self, path: str, refused: frozenset[str], random: Callable[[], float]) -> Replica | None:
-        """The replica to ask next, which is none of those `refused`; None where nobody can be asked now.
+    def servable(self) -> list[Replica]:
+        """The replicas that may be given new work of some kind."""
+        return best([r for r in self.replicas if r.view.state is ReplicaState.READY and r.rank < UNREACHABLE])
+
+    def candidates(self, path: str, refused: frozenset[str]) -> list[Replica]:
+        """The replicas that may be asked next, none of those `refused`; empty where nobody can be asked now.
 
         The sound are asked first, then those under suspicion. One that nobody can connect to is tried only where there
         is no other, by one request a second; the others learn at once that there is nobody.
@@ -188,7 +241,14 @@ class ModelEntry:
         askable = self._askable.get(path) or self.askable(path)
         if refused:
             askable = best([r for r in self._answering(path) if r.rank < UNREACHABLE and r.view.id not in refused])
-        return least_work_of_two(askable, random) or self._last_resort(path, refused)
+        if not askable:
+            last = self._last_resort(path, refused)
+            return [last] if last is not None else []
+        return askable
+
+    def choose(self, path: str, refused: frozenset[str], random: Callable[[], float]) -> Replica | None:
+        """One of the candidates; None where there is none."""
+        return least_work_of_two(self.candidates(path, refused), random)
 
     def askable(self, path: str) -> list[Replica]:
         """The replicas that may be given new work on this path: the best there are, none that nobody can connect to.

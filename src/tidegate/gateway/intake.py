@@ -10,6 +10,7 @@ import msgspec
 
 from tidegate.errors import BadRequest
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
+from tidegate.http import Request
 from tidegate.openai import Fields, read_fields, typed, write_fields
 from tidegate.types import Sampling
 
@@ -18,6 +19,8 @@ COMPLETIONS: Final = "/v1/completions"
 
 _SUBJECT: Final = {CHAT: "messages", COMPLETIONS: "prompt", "/v1/embeddings": "input", "/v1/responses": "input"}
 GENERATING: Final = frozenset((CHAT, COMPLETIONS))
+FIRST_BYTES: Final = 512
+"""Of each of the first messages, to know a conversation again."""
 _TRUE: Final = msgspec.Raw(b"true")
 _WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
 _HAS_USAGE: Final = frozenset((bytes(_WITH_USAGE), b'{"include_usage": true}'))
@@ -34,6 +37,8 @@ class Intake(msgspec.Struct):
     """Whether the client wants a stream."""
     changed: bool = False
     """Whether `fields` say something else than `body`."""
+    defaulted: bool = False
+    """Whether the longest answer is the model's default, not the client's word."""
     wants_usage: bool = False
     """Whether the client asked for the usage at the end of its stream. The engine is asked for it in any case."""
 
@@ -85,8 +90,27 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
             if limit in fields:
                 _check_limit(fields, limit)
         if model.defaults is not None:
+            intake.defaulted = model.defaults.max_tokens is not None and not any(_given(fields, one) for one in _LIMITS)
             intake.changed |= _put_defaults(fields, model.defaults)
     return intake
+
+
+def conversation(intake: Intake, request: Request) -> bytes:
+    """What tells a conversation from others: the session or user that is named, or how it began; empty if nothing does."""
+    session = request.headers.get(b"x-session-id")
+    if session is not None:
+        return session
+    user = intake.fields.get("user")
+    if user is not None:
+        return bytes(user)
+    messages = intake.fields.get("messages")
+    if messages is None:
+        return bytes(intake.fields.get("prompt", b""))[:FIRST_BYTES]
+    try:
+        first = msgspec.json.decode(messages, type=list[msgspec.Raw])[:2]
+    except msgspec.DecodeError:
+        return b""
+    return b"".join(bytes(one)[:FIRST_BYTES] for one in first)
 
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")

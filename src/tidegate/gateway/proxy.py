@@ -23,20 +23,26 @@ from tidegate.errors import (
 )
 from tidegate.gateway import engine_errors, failover
 from tidegate.gateway.assemble import Assembly
+from tidegate.gateway.dispatch import FIRST_TOKENS, Line
+from tidegate.gateway.field_limits import asked_tokens
 from tidegate.gateway.fleet import Replica
 from tidegate.gateway.host import Host, Lease
-from tidegate.gateway.intake import CHAT, GENERATING, Intake
+from tidegate.gateway.intake import CHAT, GENERATING, Intake, conversation
 from tidegate.gateway.metrics import ModelCounters
+from tidegate.gateway.quotas import ANSWER_TOKENS, BYTES_PER_TOKEN
 from tidegate.gateway.record import Caller, Ended
 from tidegate.gateway.relay import EventRelay
 from tidegate.gateway.respond import JSON_LINE, STREAM_LINES, answer_error, engine_lines
+from tidegate.gateway.router import at_home, least_work_of_two
 from tidegate.http import Connection, Exchange, ResponseHead
 from tidegate.openai import Usage
-from tidegate.types import GatewayOptions, Outcome
+from tidegate.types import ClassView, GatewayOptions, Outcome
 
 BUFFERED_BODY_BYTES: Final = 256 * 1024
 """A JSON body up to this size leaves in one write with its length; a larger one flows."""
 NO_REPLICA_RETRY_S: Final = 2.0
+AFFINITY_BYTES: Final = 1024
+"""From this size on a request goes where the beginning of its conversation is known: less is computed faster than found."""
 RETRY_JITTER_S: Final = 0.05
 """Retries after an engine's error are spread over this time, so that they do not come in one wave."""
 RETRIED: Final = frozenset((500, 502, 503, 504))
@@ -66,6 +72,8 @@ class Flight:
     _tail = b""
     _status = 0
     _moves = 0
+    _permitted = False
+    """Whether a permit is held: from the grant to the end, whichever replicas are asked."""
     _retried = False
     _first_s = 0.0
     _progress = 0
@@ -84,9 +92,17 @@ class Flight:
         *,
         counters: ModelCounters,
         caller: Caller,
+        klass: ClassView,
+        line: Line[Replica],
         lease: Lease | None = None,
     ) -> None:
         self._host = host
+        self.klass = klass
+        self.tenant = caller.tenant
+        self.size = len(intake.body)
+        self.tokens = self.size // BYTES_PER_TOKEN + (asked_tokens(intake) or ANSWER_TOKENS)
+        self.granted_s = 0.0
+        self._line = line
         self._exchange = exchange
         self._intake = intake
         self._id = request_id
@@ -98,11 +114,32 @@ class Flight:
     # asking
 
     def launch(self) -> None:
-        """Choose a replica and ask it. Raises RequestError where none can be asked; nothing has been counted then."""
-        replica = self._choose()
+        """Ask a replica, or wait until one has room. Raises RequestError where none will; nothing has been counted then."""
+        self._line.submit(self)
         self._counters.in_flight += 1
-        self._exchange.on_disconnect = self._client_gone
-        self._ask(replica)
+        if not self._exchange.finished:
+            self._exchange.on_disconnect = self._client_gone
+
+    # waiting for a permit
+
+    def candidates(self) -> list[Replica]:
+        """The replicas that may be asked."""
+        return self._host.entry(self._intake.model).candidates(self._intake.path, self._refused)
+
+    def pick(self, hosts: list[Replica]) -> Replica:
+        """One of those that have room: where a long prompt's beginning is known, or the one with less work of two."""
+        key = conversation(self._intake, self._exchange.request) if self.size >= AFFINITY_BYTES else b""
+        chosen = at_home(hosts, key) if key else least_work_of_two(hosts, self._host.random)
+        return chosen or hosts[0]
+
+    def start(self, host: Replica) -> None:
+        """The permit is there."""
+        self._permitted = True
+        self._ask(host)
+
+    def refuse(self, error: RequestError) -> None:
+        """It would wait for too long."""
+        self._fail(error)
 
     @property
     def over(self) -> bool:
@@ -114,7 +151,7 @@ class Flight:
 
         `continuing`: one that was seen to go on with a text as it would have gone on with its own.
         """
-        model, refused = self._intake.model, self._refused
+        model, refused = self._host.entry(self._intake.model), self._refused
         if version is not None:
             unfit = (r for r in model.replicas if r.view.version != version or (continuing and not r.view.continues))
             refused |= {r.view.id for r in unfit}
@@ -131,6 +168,10 @@ class Flight:
         self._replica = replica
         replica.in_flight += 1
         replica.requests += 1
+        replica.tokens += self.tokens
+        name = self.klass.name
+        replica.by_class[name] = replica.by_class.get(name, 0) + 1
+        self._host.granted(replica)
         connection = replica.endpoint.take(self._host.now())
         if connection is not None:
             self._send(connection)
@@ -350,7 +391,7 @@ class Flight:
         """Give the replica's work back and forget what it has said."""
         replica, self._replica = self._replica, None
         if replica is not None:
-            replica.in_flight -= 1
+            self._give_back(replica)
         self._head = self._assembly = None
         self._events = False
         self._tail = b""
@@ -359,13 +400,19 @@ class Flight:
         else:
             self._relay.forget_tail()
 
+    def _give_back(self, replica: Replica) -> None:
+        replica.in_flight -= 1
+        replica.tokens -= self.tokens
+        replica.by_class[self.klass.name] -= 1
+
     # going on elsewhere
 
     def _may_go_elsewhere(self) -> bool:
         if self._retried or self._replica is None:
             return False
         refused = self._refused | {self._replica.view.id}
-        others = [r for r in self._intake.model.askable(self._intake.path) if r.view.id not in refused]
+        entry = self._host.entry(self._intake.model)
+        others = [r for r in entry.askable(self._intake.path) if r.view.id not in refused]
         return bool(others) and self._host.may_retry()
 
     def _go_elsewhere(self) -> None:
@@ -439,15 +486,25 @@ class Flight:
             if self._replica is not None:
                 self._replica.progress += progress != self._progress
             self._progress, self._progress_s = progress, now
-        if options.total_timeout_s and waited > options.total_timeout_s:
-            self._give_up(f"the answer took longer than {options.total_timeout_s:g} s")
-        elif options.first_byte_timeout_s and not self._first_s and waited > options.first_byte_timeout_s:
-            self._give_up(f"the answer did not begin within {options.first_byte_timeout_s:g} s")
-        elif self._events and progress and now - self._progress_s > options.stall_timeout_s and self._connection:
+        klass = self.klass
+        total_s = options.total_timeout_s if klass.total_timeout_s is None else klass.total_timeout_s
+        first_s = options.first_byte_timeout_s if klass.first_byte_timeout_s is None else klass.first_byte_timeout_s
+        stall_s = options.stall_timeout_s if klass.stall_timeout_s is None else klass.stall_timeout_s
+        if total_s and waited > total_s:
+            self._give_up(f"the answer took longer than {total_s:g} s")
+        elif first_s and not self._first_s and waited > first_s:
+            self._give_up(f"the answer did not begin within {first_s:g} s")
+        elif self._events and progress and now - self._progress_s > stall_s and self._connection:
             self._progress_s = now
             self._drop_connection()
-            self.on_error(StalledError(f"no event came for {options.stall_timeout_s:g} s"))
-        elif options.keepalive_after_s and self._intake.stream and not progress and waited > options.keepalive_after_s:
+            self.on_error(StalledError(f"no event came for {stall_s:g} s"))
+        elif (
+            options.keepalive_after_s
+            and self._permitted
+            and self._intake.stream
+            and not progress
+            and waited > options.keepalive_after_s
+        ):
             self._begin_stream()
             self._exchange.write(b": waiting\n\n")
 
@@ -503,7 +560,7 @@ class Flight:
         """The one place where a request's end is told and its replica's work given back."""
         replica, self._replica = self._replica, None
         if replica is not None:
-            replica.in_flight -= 1
+            self._give_back(replica)
         relay, now = self._relay, self._host.now()
         usage = self._usage
         if relay is not None:
@@ -516,14 +573,14 @@ class Flight:
             self._id.decode("latin-1"),
             time.time(),
             self._caller,
-            self._caller.klass,
+            self.klass.name,
             intake.model.name,
             replica.view.id if replica is not None else "",
             intake.path,
             self._status,
             outcome,
             intake.stream,
-            0.0,
+            self.granted_s - started if self._permitted else now - started,
             first - started if first else None,
             now - started,
             usage.prompt_tokens if usage is not None else None,
@@ -532,8 +589,22 @@ class Flight:
             self._moves,
         )
         self._host.ended(self, record, retried=self._retried)
+        line = self._line
+        if not self._permitted:
+            line.leave(self)
+            return
+        state = line.states[self.klass.name]
+        if usage is not None:
+            state.tokens += usage.completion_tokens
+        if first and len(state.first_tokens_s) < FIRST_TOKENS:
+            state.first_tokens_s.append(first - started)
+        self._permitted = False
+        line.ended(self, well=outcome is Outcome.DONE and self._status < 400)
 
     def _own_headers(self) -> bytes:
         """The headers by which a client knows its request again, as lines."""
         who = self._replica.answer_line if self._replica is not None else b""
-        return b"x-request-id: %b\r\n%b" % (self._id, who)
+        if not self._permitted:
+            return b"x-request-id: %b\r\n%b" % (self._id, who)
+        waited_ms = (self.granted_s - self._started_s) * 1e3
+        return b"x-request-id: %b\r\n%bx-tidegate-queue-ms: %d\r\n" % (self._id, who, waited_ms)

@@ -1,5 +1,6 @@
 """Which replica gets a request. Pure: a function from what is in flight to a choice."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -11,6 +12,13 @@ class Loaded(Protocol):
     def in_flight(self) -> int: ...
 
 
+class Named(Loaded, Protocol):
+    """Something that keeps its name."""
+
+    @property
+    def name(self) -> bytes: ...
+
+
 class Ranked(Loaded, Protocol):
     """Something that is better or worse than others."""
 
@@ -20,6 +28,10 @@ class Ranked(Loaded, Protocol):
 
 Candidate = TypeVar("Candidate", bound=Loaded)
 Choice = TypeVar("Choice", bound=Ranked)
+Home = TypeVar("Home", bound=Named)
+
+BOUND = 1.25
+"""How much more than the average one may have before its conversations go elsewhere."""
 
 
 def best(candidates: Sequence[Choice]) -> list[Choice]:
@@ -44,3 +56,17 @@ def least_work_of_two(candidates: Sequence[Candidate], random: Callable[[], floa
     second += second >= first
     one, other = candidates[first], candidates[second]
     return other if other.in_flight < one.in_flight else one
+
+
+def at_home(candidates: Sequence[Home], key: bytes) -> Home | None:
+    """The one where a conversation of this key is at home, or the next that has not too much; None without any.
+
+    Its prompt's beginning is in that engine's cache. Every gateway comes to the same answer, and few conversations move
+    when a replica comes or goes. Sources: Thaler, Ravishankar: A Name-Based Mapping Scheme for Rendezvous, 1996;
+    Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2018.
+    """
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    bound = BOUND * (sum(one.in_flight for one in candidates) + 1) / len(candidates)
+    fit = [one for one in candidates if one.in_flight < bound] or candidates
+    return max(fit, key=lambda one: zlib.crc32(one.name, zlib.crc32(key)))

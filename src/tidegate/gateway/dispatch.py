@@ -1,0 +1,274 @@
+"""Who may ask an engine now, who waits, and who is told to come again later.
+
+A `Line` is what waits for one model. It grants permits: a request that has one is on a replica, until its end. Nothing
+here knows of sockets or of the clock: the time is handed in, and a request is a `Job`. What follows holds at every
+moment, and property tests hold it to that: a permit is given back exactly once; no replica has room that a request
+which waits may use; who is granted does not depend on how often anybody looks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from tidegate.errors import RateLimited, RequestError, Unavailable
+from tidegate.gateway.queue import Entry, FairQueue
+from tidegate.gateway.shares import ClassState, room_for_yielding, service_rate
+from tidegate.types import ClassReport, ClassView, LimitOptions, TenantView
+
+NO_REPLICA_RETRY_S: Final = 2.0
+FIRST_TOKENS: Final = 200
+AHEAD_S: Final = 0.08
+"""A request may wait inside an engine for so long: a slot that is freed there is filled at once, not a step later."""
+AHEAD_SHARE: Final = 0.125
+"""But at most so many of its slots."""
+
+
+class Host(Protocol):
+    """A replica, as far as room is concerned."""
+
+    in_flight: int
+    limit: float | None
+    """Most requests at once; None bounds nothing."""
+    kv_tokens: int | None
+    """Tokens that its cache holds, if known."""
+    tokens: int
+    """Tokens that its requests may come to."""
+
+    @property
+    def pool(self) -> str:
+        """The pool it is of."""
+
+
+Room = TypeVar("Room", bound=Host)
+
+
+class Job(Protocol[Room]):
+    """A request."""
+
+    klass: ClassView
+    tenant: str
+    size: int
+    """Bytes of its body."""
+    tokens: int
+    """Tokens of prompt and answer together at most, as far as is known."""
+    granted_s: float
+
+    def candidates(self) -> Sequence[Room]:
+        """Replicas that it may be sent to, best ones only; empty where there is none now."""
+
+    def pick(self, hosts: list[Room]) -> Room:
+        """One of several that have room."""
+
+    def start(self, host: Room) -> None:
+        """It has its permit: ask the replica. Counts itself in `host.in_flight` and `host.tokens`."""
+
+    def refuse(self, error: RequestError) -> None:
+        """It waits no more, and is told why."""
+
+
+class Line(Generic[Room]):
+    """The requests of one model."""
+
+    def __init__(self, hosts: Callable[[], Iterable[Room]], now: Callable[[], float]) -> None:
+        """`hosts` are the replicas that may be asked now; `now` gives monotonic seconds."""
+        self._hosts, self._now = hosts, now
+        self.queue: FairQueue[Job[Room]] = FairQueue()
+        self.states: dict[str, ClassState] = {}
+        self._entries: dict[int, Entry[Job[Room]]] = {}
+        self._tenants: Mapping[str, float] = {}
+        self._options = LimitOptions()
+        self.total: float | None = None
+        """Requests that all replicas may have together; None while one of them has no limit."""
+        self._ahead = 0
+
+    def apply(self, classes: Iterable[ClassView], tenants: Iterable[TenantView], options: LimitOptions) -> None:
+        """Take in what the settings say."""
+        for view in classes:
+            state = self.states.get(view.name)
+            if state is None:
+                self.states[view.name] = ClassState(view)
+            else:
+                state.view = view
+        self._tenants = {tenant.name: tenant.weight for tenant in tenants}
+        self._options = options
+        self.measure()
+
+    def measure(self) -> None:
+        """Limits, or who may be asked, have changed."""
+        hosts = list(self._hosts())
+        limits = [host.limit for host in hosts]
+        self.total = None if None in limits else sum(limit for limit in limits if limit is not None)
+        freed = sum(state.in_flight / state.duration_s for state in self.states.values() if state.duration_s)
+        self._ahead = 0
+        if self.total and hosts:
+            self._ahead = int(min(AHEAD_S * freed, AHEAD_SHARE * self.total) / len(hosts) + 0.5)
+
+    # requests
+
+    def submit(self, job: Job[Room]) -> None:
+        """Start a request, have it wait, or raise RateLimited or Unavailable."""
+        now = self._now()
+        state = self.states[job.klass.name]
+        state.arrived(now)
+        if not self.queue.waiting(job.klass.name) and self._try(job, state, now):
+            if self.queue.count:
+                self.queue.charge(job.klass, self._work(job.klass))
+            return
+        if not job.candidates():
+            raise Unavailable(
+                "no replica is ready; it is starting or being restarted",
+                code="no_replica_ready",
+                retry_after_s=NO_REPLICA_RETRY_S,
+            )
+        wait_s = self.foreseen_s(job.klass, now)
+        if wait_s > state.max_wait_s:
+            raise self._busy(state, wait_s, now)
+        if self.queue.count >= self._options.queue_requests or self.queue.bytes + job.size > self._options.queue_bytes:
+            raise self._busy(state, wait_s, now)
+        entry = Entry(
+            job,
+            job.klass,
+            job.tenant,
+            since_s=now,
+            deadline_s=now + state.max_wait_s,
+            size=job.size,
+            weight=self._tenants.get(job.tenant, 1.0),
+        )
+        self._entries[id(job)] = entry
+        self.queue.push(entry)
+
+    def leave(self, job: Job[Room]) -> bool:
+        """Its client has gone; true if it was waiting."""
+        entry = self._entries.pop(id(job), None)
+        if entry is None:
+            return False
+        self.queue.remove(entry)
+        return True
+
+    def ended(self, job: Job[Room], *, well: bool) -> None:
+        """A request that was started has given its permit back."""
+        state = self.states[job.klass.name]
+        state.in_flight -= 1
+        if well:
+            state.done += 1
+            state.ended(self._now() - job.granted_s)
+        if self.queue.count:
+            self.pump()
+
+    def pump(self) -> None:
+        """Start what can be started."""
+        now = self._now()
+
+        def start(entry: Entry[Job[Room]]) -> bool:
+            return self._try(entry.item, self.states[entry.klass.name], now)
+
+        while self.queue.count:
+            entry = self.queue.take(start, self._work)
+            if entry is None:
+                return
+            self._entries.pop(id(entry.item), None)
+
+    def look(self) -> None:
+        """Refuse who has waited for too long, and start what can be started; now and then while anybody waits."""
+        now = self._now()
+        self.measure()
+        self.pump()
+        nobody = not any(True for _ in self._hosts())
+        for entry in self.queue.overdue(now) if not nobody else list(self.queue):
+            self.queue.remove(entry)
+            self._entries.pop(id(entry.item), None)
+            state = self.states[entry.klass.name]
+            error: RequestError = (
+                Unavailable("no replica is ready any more", code="no_replica_ready", retry_after_s=NO_REPLICA_RETRY_S)
+                if nobody
+                else self._busy(state, self.foreseen_s(entry.klass, now), now)
+            )
+            entry.item.refuse(error)
+
+    def waited_s(self, now: float) -> float:
+        """How long those that wait have waited, on average; 0 while nobody does."""
+        waits = [now - entry.since_s for entry in self.queue]
+        return sum(waits) / len(waits) if waits else 0.0
+
+    # what is foreseen
+
+    def foreseen_s(self, klass: ClassView, now: float) -> float:
+        """What a request of a class that came now would wait; 0 while nothing is known."""
+        ahead = self.queue.waiting(klass.name)
+        rate = self._rate(klass, now)
+        return (ahead + 1) / rate if rate > 0 else 0.0
+
+    def report(self) -> list[ClassReport]:
+        """What the classes are doing; forgets the first tokens that it tells."""
+        now = self._now()
+        reports: list[ClassReport] = []
+        for state in self.states.values():
+            queued = self.queue.waiting(state.view.name)
+            wait_s = self.foreseen_s(state.view, now) if queued else 0.0
+            firsts, state.first_tokens_s = tuple(state.first_tokens_s), []
+            reports.append(
+                ClassReport(
+                    state.view.name, queued, wait_s, state.in_flight, state.refused, state.done, state.tokens, firsts
+                )
+            )
+        return reports
+
+    def _rate(self, klass: ClassView, now: float) -> float:
+        total = self.total
+        if total is None:
+            return 0.0
+        queued = {name: self.queue.waiting(name) for name in self.states}
+        return service_rate(klass, self.states, total, now, queued)
+
+    def _busy(self, state: ClassState, wait_s: float, now: float) -> RateLimited:
+        state.refused += 1
+        retry_after_s = state.retry_after_s(wait_s, self._rate(state.view, now), now)
+        return RateLimited(
+            f"too much is waiting: a {state.view.name} request would wait {wait_s:.1f} s now; "
+            f"come again in {retry_after_s:.1f} s",
+            code="busy",
+            retry_after_s=retry_after_s,
+        )
+
+    def _work(self, klass: ClassView) -> float:
+        """What a request of a class costs: how long it holds a slot."""
+        return self.states[klass.name].duration_s or 1.0
+
+    # permits
+
+    def _try(self, job: Job[Room], state: ClassState, now: float) -> bool:
+        if self.total is not None and not self._may_have_more(state, now):
+            return False
+        candidates = job.candidates()
+        pools = state.view.pools
+        for pool in pools or (None,):
+            room = [host for host in candidates if (pool is None or host.pool == pool) and self._has_room(host, job)]
+            if room:
+                host = room[0] if len(room) == 1 else job.pick(room)
+                state.in_flight += 1
+                job.granted_s = now
+                job.start(host)
+                return True
+        return False
+
+    def _has_room(self, host: Room, job: Job[Room]) -> bool:
+        limit = host.limit
+        if limit is not None and host.in_flight >= int(limit) + self._ahead:
+            return False
+        kv_tokens = host.kv_tokens
+        return kv_tokens is None or not host.in_flight or host.tokens + job.tokens <= kv_tokens * self._options.kv_share
+
+    def _may_have_more(self, state: ClassState, now: float) -> bool:
+        total = self.total or 0.0
+        view = state.view
+        if view.most_share < 1.0 and state.in_flight + 1 > max(1.0, view.most_share * total):
+            return False
+        if not view.yields:
+            return True
+        firm = [one for one in self.states.values() if not one.view.yields]
+        queued = sum(self.queue.waiting(one.view.name) for one in firm)
+        demand = sum(one.demand(now) for one in firm)
+        yielding = sum(one.in_flight for one in self.states.values() if one.view.yields)
+        least = sum(
+            one.view.least_share for one in self.states.values() if one.view.yields and (one.in_flight or one is state)
+        )
+        return yielding < room_for_yielding(total, demand, queued, least)

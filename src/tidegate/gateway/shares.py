@@ -1,0 +1,138 @@
+"""How the engines' room is shared between classes, told from what was seen lately. Pure: time is handed in.
+
+Classes that yield (batch work, long prompts) have answers that hold a slot for long. If they took every slot that is
+free at the moment, those who come next would wait for a whole such answer. So they have what the demand of the others
+leaves: the others' arrivals per second times how long one of theirs holds a slot, and some more for chance.
+"""
+
+import math
+from typing import Final
+
+from tidegate.types import ClassView
+
+ARRIVALS_S: Final = 2.5
+"""Over about so many seconds arrivals are counted."""
+DURATION_WEIGHT: Final = 0.05
+SPARE: Final = 0.0
+"""Room beside the demand, in standard deviations of a Poisson number of requests: what chance asks for."""
+WAIT_SHARE: Final = 1 / 3
+"""Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
+RETURN_SHARE: Final = 0.5
+"""Of the rate of service: how many of the refused are told to come again in a second."""
+
+
+class Arrivals:
+    """Requests a second, over the last seconds."""
+
+    __slots__ = ("_at_s", "_begun_s", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at_s = self._begun_s = float("-inf")
+
+    def one(self, now: float) -> None:
+        """One has come."""
+        if self._begun_s == float("-inf"):
+            self._begun_s = self._at_s = now
+        self._sum = self._sum * math.exp((self._at_s - now) / ARRIVALS_S) + 1.0
+        self._at_s = now
+
+    def rate(self, now: float) -> float:
+        """Requests a second."""
+        if not self._sum:
+            return 0.0
+        seen_s = ARRIVALS_S * -math.expm1((self._begun_s - now) / ARRIVALS_S)
+        return self._sum * math.exp((self._at_s - now) / ARRIVALS_S) / max(seen_s, 0.5)
+
+
+class ClassState:
+    """What is known of one class at one model."""
+
+    __slots__ = (
+        "_arrivals",
+        "_ended",
+        "_next_return_s",
+        "done",
+        "duration_s",
+        "first_tokens_s",
+        "in_flight",
+        "refused",
+        "tokens",
+        "view",
+    )
+
+    def __init__(self, view: ClassView) -> None:
+        self.view = view
+        self.in_flight = 0
+        self.duration_s = 0.0
+        """How long one of its requests holds its permit, on average; 0 while none has ended."""
+        self.refused = self.done = self.tokens = 0
+        self.first_tokens_s: list[float] = []
+        """Of the last second."""
+        self._arrivals = Arrivals()
+        self._next_return_s = float("-inf")
+        self._ended = 0
+
+    def arrived(self, now: float) -> None:
+        """A request has come."""
+        self._arrivals.one(now)
+
+    def ended(self, duration_s: float) -> None:
+        """One has ended well after so many seconds with a permit."""
+        self._ended += 1
+        self.duration_s += max(DURATION_WEIGHT, 1 / self._ended) * (duration_s - self.duration_s)
+
+    def demand(self, now: float) -> float:
+        """Slots that its arrivals fill on average; what it has now, until it is known how long it has it."""
+        return self._arrivals.rate(now) * self.duration_s if self._ended else float(self.in_flight)
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest wait in the queue."""
+        return max(self.view.max_wait_s, WAIT_SHARE * self.duration_s)
+
+    def retry_after_s(self, wait_s: float, rate: float, now: float) -> float:
+        """When one that is refused should come again: all of them at different times, as they could be served."""
+        pause_s = 1.0 / (RETURN_SHARE * rate) if rate > 0 else 1.0
+        self._next_return_s = max(self._next_return_s, now + wait_s) + pause_s
+        return self._next_return_s - now
+
+
+def room_for_yielding(total: float, demand: float, queued: int, least_share: float) -> int:
+    """Slots that classes which yield may have together, of `total`.
+
+    `demand` in slots and `queued` in requests are those of the others. With no demand they may have all of them.
+    """
+    least = max(1, math.ceil(least_share * total)) if least_share > 0 else 0
+    if demand < 0.01 and not queued:
+        return math.floor(total)
+    return max(least, math.floor(total - demand - SPARE * math.sqrt(demand)))
+
+
+def service_rate(
+    view: ClassView, states: dict[str, ClassState], total: float, now: float, queued: dict[str, int]
+) -> float:
+    """Requests of a class that are served in a second while some wait; 0 where nothing has ended yet.
+
+    The engines free so many slots a second; of these the class gets what others leave who have less to do than their
+    share by weight, and its own share at least.
+    """
+    freed = sum(state.in_flight / state.duration_s for state in states.values() if state.duration_s)
+    own = states[view.name]
+    if not freed or not own.duration_s:
+        return 0.0
+    others = [state for state in states.values() if state is not own and state.view.yields == view.yields]
+    if view.yields:
+        firm = [state for state in states.values() if not state.view.yields]
+        demand = sum(state.demand(now) for state in firm)
+        waiting = sum(queued.get(state.view.name, 0) for state in firm)
+        slots = min(total, room_for_yielding(total, demand, waiting, view.least_share))
+    else:
+        least = sum(
+            state.view.least_share for state in states.values() if state.view.yields and queued.get(state.view.name)
+        )
+        slots = total * (1.0 - least)
+    busy = [state for state in others if state.demand(now) > 0.01 or queued.get(state.view.name)]
+    weights = view.weight + sum(state.view.weight for state in busy)
+    taken = sum(min(state.demand(now), slots * state.view.weight / weights) for state in busy)
+    return max(slots - taken, slots * view.weight / weights) / own.duration_s
