@@ -14,43 +14,47 @@ from tidegate.control.steering import Top, TopReplica
 from tidegate.control.sums import ClassSum
 from tidegate.types import ReplicaState
 
-KEYS: Final = "up/down choose  + - limit  a automatic  d drain or undrain  q quit   * set by hand"
+KEYS: Final = "up/down choose  +/- limit  a automatic  d drain/undrain  q quit  * set by hand"
 NAME_LEAST: Final = 12
-CLASS_COLUMN: Final = 5
-"""Wide enough for a count of four digits under the first letters of the class's name."""
+CLASS_LEAST: Final = 4
+CLASS_MOST: Final = 11
+"""Columns for a class's name above a count: all of it, up to so much, where every class has room for it."""
 CLASSES_HEAD: Final = ("class", "queued", "wait", "in flight", "done/s", "refused/s", "tokens/s", "p50", "p99")
-CLASSES_WIDTH: Final = (7, 8, 9, 7, 9, 8, 8, 8)
+CLASSES_WIDTH: Final = (6, 7, 9, 6, 9, 8, 7, 7)
 REPLICAS_HEAD: Final = ("state", "in/limit", "run", "wait", "KV", "req/s", "fail/s")
-REPLICAS_WIDTH: Final = (9, 9, 4, 4, 4, 6, 6)
+REPLICAS_WIDTH: Final = (8, 9, 4, 4, 4, 5, 6)
 BAD: Final = "bold red"
 HEAD: Final = "bold"
 
 
 def screen(top: Top, *, width: int, height: int, selected: str, note: str, trouble: str = "") -> list[Text]:
     """`height` lines at most. `note` is what the last key did, `trouble` why what is seen is old."""
-    head = _head(top, width)
+    head = _head(top)
     most_classes = max(1, (height - len(head) - 6) // 2)
     classes = _classes(top.sums.classes, width, most_classes)
     room = height - len(head) - len(classes) - 5  # two empty lines, the replicas' head, what is said, the keys
     replicas = _replicas(top, width, selected=selected, most=max(1, room))
     said = Text(_cut(trouble or note or _about(top, selected), width), BAD if trouble else "")
     lines = [*head, Text(), *classes, Text(), *replicas, said]
-    return [*lines[: max(1, height - 1)], Text(_cut(KEYS, width), "dim")]
+    lines = [*lines[: max(0, height - 1)], Text(_cut(KEYS, width), "dim")]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
 
 
 def printed(top: Top, *, width: int) -> list[Text]:
     """All of it at once, for a file or a pipe."""
-    lines = [*_head(top, width), Text(), *_classes(top.sums.classes, width, len(top.sums.classes)), Text()]
+    lines = [*_head(top), Text(), *_classes(top.sums.classes, width, len(top.sums.classes)), Text()]
     lines += _replicas(top, width, selected="", most=len(top.replicas))
     return lines + [Text(f"{one.id}: {_clean(one.cause)}") for one in top.replicas if one.cause]
 
 
-def _head(top: Top, width: int) -> list[Text]:
+def _head(top: Top) -> list[Text]:
     sums, first = top.sums, top.sums.first_token
     state = Text("ready", "green") if top.ready else Text("not ready", BAD)
     gateways = "1 gateway" if sums.gateways == 1 else f"{sums.gateways} gateways"
     memory = f"memory {gib(top.memory_used_bytes)} of {gib(top.memory_total_bytes)}"
-    lines = [
+    return [
         Text.assemble(f"Tidegate {top.version}, ", state, f", up {duration(top.up_s)}, {gateways}, {memory}"),
         Text.assemble(
             f"{rate(sums.requests_per_s)} requests/s, {rate(sums.tokens_per_s)} tokens/s, {sums.in_flight} in flight, ",
@@ -61,9 +65,6 @@ def _head(top: Top, width: int) -> list[Text]:
             f"first token: p50 {seconds(first.p50_s)}, p99 {seconds(first.p99_s)} ({first.samples} in {top.window_s:.0f} s)"
         ),
     ]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return lines
 
 
 def _classes(classes: Sequence[ClassSum], width: int, most: int) -> list[Text]:
@@ -96,10 +97,16 @@ def _replicas(top: Top, width: int, *, selected: str, most: int) -> list[Text]:
     fixed = sum(REPLICAS_WIDTH) + len(REPLICAS_WIDTH)
     longest = max((cell_len(one.id) for one in top.replicas), default=0) + 2
     names = [one.name for one in top.sums.classes]
-    names = names[: max(0, (width - fixed - NAME_LEAST) // (CLASS_COLUMN + 1))]
-    name = max(NAME_LEAST, min(longest, width - fixed - len(names) * (CLASS_COLUMN + 1)))
-    widths = (name, *REPLICAS_WIDTH, *(CLASS_COLUMN for _ in names))
-    lines = [Text(_row(("  replica", *REPLICAS_HEAD, *(_short(one) for one in names)), widths, width), HEAD)]
+    counts_width = [max(CLASS_LEAST, min(CLASS_MOST, cell_len(one))) for one in names]
+    if fixed + longest + sum(counts_width) + len(names) > width:
+        names = names[: max(0, (width - fixed - NAME_LEAST) // (CLASS_LEAST + 1))]
+        counts_width = [CLASS_LEAST for _ in names]
+    name = max(NAME_LEAST, min(longest, width - fixed - sum(counts_width) - len(names)))
+    widths = (name, *REPLICAS_WIDTH, *counts_width)
+    heads = (
+        set_cell_size(_clean(one), min(size, cell_len(one))) for one, size in zip(names, counts_width, strict=True)
+    )
+    lines = [Text(_row(("  replica", *REPLICAS_HEAD, *heads), widths, width), HEAD)]
     position = next((number for number, one in enumerate(top.replicas) if one.id == selected), 0)
     begin = max(0, min(position - most // 2, len(top.replicas) - most))
     for one in top.replicas[begin : begin + most]:
@@ -168,10 +175,6 @@ def seconds(value: float | None) -> str:
 
 def _told(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def _short(name: str) -> str:
-    return set_cell_size(_clean(name), min(CLASS_COLUMN, cell_len(name)))
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
