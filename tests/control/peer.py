@@ -54,7 +54,7 @@ class Peer:
             for one in self.snapshot.replicas
         )
         classes = tuple(ClassReport(one.name, queued=2) for one in self.snapshot.classes)
-        return DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, replicas, classes)
+        return DataReport(OWN, self.snapshot.number, 0, self.in_flight, {}, replicas, classes=classes)
 
     async def report(self, connected):
         while True:
