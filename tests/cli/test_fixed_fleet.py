@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from tidegate import logs
 from tidegate.cli.fixed_fleet import FixedFleet
-from tidegate.config import load
+from tidegate.config import LogSettings, load
 from tidegate.control.snapshot import Keys
 from tidegate.engines.fake_server import FakeServer, FakeServerOptions
 from tidegate.gateway.app import Gateway
@@ -15,10 +16,10 @@ from tidegate.types import ProcessId
 
 
 @contextlib.asynccontextmanager
-async def alone(*urls: str):
+async def alone(*urls: str, **flags):
     """A gateway alone before these engines."""
     pool = {"name": "default", "model": "auto", "engine": "external", "urls": list(urls)}
-    fleet = FixedFleet(load(None, {"pool": [pool]}, environ={}), Keys)
+    fleet = FixedFleet(load(None, {"pool": [pool], **flags}, environ={}), Keys)
     gateway = Gateway(fleet.snapshot(), listen_host="127.0.0.1", process=ProcessId(1, 1))
     gateway.observer.look_s = 0.2
     gateway.observer.begin(gateway.fleet.replicas.values())
@@ -29,6 +30,29 @@ async def alone(*urls: str):
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await gateway.close(0.0)
+
+
+async def test_a_gateway_alone_tells_what_is_odd_about_its_rules_and_hands_them_on(capfd):
+    rules = [{"class": "batch", "tenant": "ops"}, {"class": "long", "tenant": "ops", "stream": True}]
+    logs.configure(LogSettings(), file=None, terminal=True)
+    try:
+        async with alone("http://127.0.0.1:1", rule=rules) as gateway:
+            told = ""
+            deadline = time.monotonic() + 10.0
+            while "rule.2: can never match" not in told:
+                assert time.monotonic() < deadline, told
+                await asyncio.sleep(0.01)
+                told += "".join(capfd.readouterr())
+            assert gateway.fleet.models == {}
+    finally:
+        logs.close()
+
+
+def test_a_gateway_alone_is_given_classes_rules_and_limits():
+    pool = {"name": "default", "model": "auto", "engine": "external", "urls": ["http://127.0.0.1:1"]}
+    settings = load(None, {"pool": [pool], "class": [{"name": "premium"}], "limits": {"kv_share": 0.5}}, environ={})
+    snapshot, policy = FixedFleet(settings, Keys).snapshot(), settings.policy()
+    assert (snapshot.classes, snapshot.rules, snapshot.limits) == (policy.classes, policy.rules, policy.limits)
 
 
 def proved(gateway) -> bool:

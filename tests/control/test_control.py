@@ -78,6 +78,7 @@ class Site:
         self.keys = Keys()
         self.usage = []
         self.argv, self.error = ENGINE, None
+        self.log = logs.get()
         self.control = None
 
     def settings(self):
@@ -98,7 +99,7 @@ class Site:
             keys=lambda: self.keys,
             add_usage=self.usage.extend,
         )
-        world = World(clock=time.monotonic, wall=time.time, rng=random.Random(1), log=logs.get())
+        world = World(clock=time.monotonic, wall=time.time, rng=random.Random(1), log=self.log)
         self.control = Control(self.settings(), self.home, parts, world)
         await self.control.open()
         return self.control
@@ -383,6 +384,53 @@ async def test_reload_starts_and_stops_replicas_and_touches_no_other(site):
     assert (await site.control.reload(apply=True)).changes == tuple(
         change for change in answer.changes if change.effect == "restart"
     )
+
+
+class Warnings:
+    """A log that keeps what it is warned of, and nothing else."""
+
+    def __init__(self):
+        self.kept = []
+
+    def warning(self, event, **told):
+        self.kept.append((event, told))
+
+    def __getattr__(self, _level):
+        return lambda _event, **_told: None
+
+
+async def test_what_is_odd_about_rules_and_keys_is_logged_at_the_start_and_after_a_reload(site):
+    site.log = Warnings()
+    site.flags["rule"] = [{"class": "batch", "model": "M"}, {"class": "long", "model": "m", "stream": True}]
+    site.keys = Keys((KeyView("d", "anna", "sales", classes=("gone",)),))
+    await site.up()
+    told = {fields["advice"] for event, fields in site.log.kept if event == "look at the settings"}
+    never = "rule.2: can never match: rule.1 takes every request that it would"
+    lost = "key 'anna': may ask for the class 'gone', which does not exist"
+    assert [any(one.startswith(start) for one in told) for start in (never, lost)] == [True, True]
+    assert len(told) == 2
+    site.log.kept.clear()
+    site.flags["rule"] = [{"class": "batch", "model": "n"}]
+    await site.control.reload(apply=True)
+    assert site.control.gateways.snapshot.rules[0].model == "n"
+    told = {fields["advice"] for event, fields in site.log.kept if event == "look at the settings"}
+    assert "rule.1.model: there is no model named 'n', so that it can never match; there are: m" in told
+    assert never not in told
+
+
+async def test_classes_and_limits_reach_the_gateway_and_a_change_of_them_stops_nothing(site):
+    site.flags["class"] = [{"name": "premium", "weight": 9}]
+    await site.up()
+    pids, number = site.pids(), site.control.gateways.snapshot.number
+    assert site.control.gateways.snapshot.classes[-1].weight == 9.0
+    site.flags["class"] = [{"name": "premium", "weight": 8}]
+    site.flags["limits"] = {"kind": "fixed", "sequences": 3}
+    answer = await site.control.reload(apply=True)
+    assert {change.effect for change in answer.changes} == {"live"}
+    snapshot = site.control.gateways.snapshot
+    assert (snapshot.classes[-1].weight, snapshot.limits.kind, snapshot.limits.sequences) == (8.0, "fixed", 3)
+    assert snapshot.number > number
+    assert site.pids() == pids
 
 
 async def test_a_replica_given_up_is_failed_and_the_rest_serves_on(site):
