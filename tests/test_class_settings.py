@@ -1,13 +1,27 @@
 """Classes, rules, tenants and limits in the settings: what is left out stays as built in, what cannot be is refused."""
 
 import json
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from tidegate.config import Policy, Settings, explain, load
+from tidegate.control.concerns import concerns
 from tidegate.errors import SettingError
-from tidegate.types import CLASSES, RULES, ClassView, LimitOptions, RuleView, TenantView
+from tidegate.types import (
+    CLASSES,
+    LONG_FROM_TOKENS,
+    RULES,
+    ClassView,
+    KeyView,
+    LimitOptions,
+    RuleView,
+    TenantView,
+)
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "classes.md"
 
 
 def policy(**flags):
@@ -175,3 +189,30 @@ def test_what_cannot_be_is_refused_with_the_setting_s_name(tmp_path, text, setti
 def test_least_shares_may_add_up_to_all_there_is():
     found = policy(**{"class": [{"name": "a", "least_share": 0.9}]})
     assert sum(one.least_share for one in found.classes) == pytest.approx(1.0)
+
+
+def test_the_document_s_table_of_built_in_classes_is_the_code_s():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+) \|$", DOCUMENT.read_text(encoding="utf-8").partition("in a rule")[0], re.MULTILINE
+    )
+    assert {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows} == {
+        one.name: [
+            f"{one.weight:g}",
+            f"{one.max_wait_s:g} s",
+            "" if one.first_token_s is None else f"{one.first_token_s:g} s",
+            f"{one.least_share:g}",
+            "yes" if one.yields else "no",
+        ]
+        for one in CLASSES
+    }
+    assert f"{LONG_FROM_TOKENS} tokens or more" in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_document_s_examples_are_settings_without_a_concern(tmp_path):
+    blocks = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    example, limits = [tmp_path / "example.toml", tmp_path / "limits.toml"]
+    for file, block in zip((example, limits), blocks, strict=True):
+        file.write_text(block, encoding="utf-8")
+    key = KeyView("d", "crm", "sales", classes=("premium", "standard", "batch"))
+    assert concerns(load(example, environ={}), keys=[key]) == ()
+    assert concerns(load(limits, environ={})) == ()

@@ -132,3 +132,10 @@ def test_before_a_model_has_a_name_nothing_is_said_of_names_and_afterwards_it_is
     assert found(flags, models=[ModelView("ernie-4.5-0.3b", ("ernie",))]) == ()
     (told,) = found(flags, models=[ModelView("smollm2-135m", ("demo",))])
     assert told.startswith("rule.1.model: there is no model named 'ernie'")
+
+
+def test_a_key_that_may_not_have_the_class_that_a_rule_gives_its_tenant_is_told():
+    flags = {"class": [{"name": "premium"}], "rule": [{"class": "premium", "tenant": "sales"}]}
+    (told,) = found(flags, keys=[KeyView("d", "anna", "sales"), KeyView("e", "bert", "ops")])
+    assert told.startswith("key 'anna': rule.1 is for its tenant, but it may not have the class 'premium'")
+    assert found(flags, keys=[KeyView("d", "anna", "sales", classes=("premium",))]) == ()

@@ -13,7 +13,7 @@ from tidegate.config import Settings
 from tidegate.control.plan import with_defaults
 from tidegate.dialects import DIALECTS
 from tidegate.models import catalogue
-from tidegate.types import ClassView, KeyView, ModelView, RuleView
+from tidegate.types import BUILT_IN_CLASSES, ClassView, KeyView, ModelView, RuleView
 
 LEAST_FIRST_TOKEN_S: Final = 0.02
 """No engine gives a first token sooner: two steps of a batch on the fastest GPUs take about that."""
@@ -61,7 +61,7 @@ def concerns(
         ),
         *(sentence for rule in given for sentence in _without_pool(rule, policy.classes, known)),
         *(sentence for one in policy.classes for sentence in _times(one, places.get(one.name), floor_s)),
-        *(sentence for key in keys for sentence in _key(key, policy.classes, known)),
+        *(sentence for key in keys for sentence in _key(key, policy.classes, given, known)),
     )
 
 
@@ -187,7 +187,7 @@ def _times(one: ClassView, place: str | None, floor_s: float | None) -> Iterator
         yield f"{place}.max_tokens: {one.max_tokens} is cut to max_tokens_most ({one.max_tokens_most})"
 
 
-def _key(key: KeyView, classes: Sequence[ClassView], known: _Known) -> Iterator[str]:
+def _key(key: KeyView, classes: Sequence[ClassView], rules: Sequence[RuleView], known: _Known) -> Iterator[str]:
     there = {one.name for one in classes}
     for name in key.classes:
         if name not in there:
@@ -195,3 +195,10 @@ def _key(key: KeyView, classes: Sequence[ClassView], known: _Known) -> Iterator[
     for name in key.models:
         if known.models is not None and name.lower() not in known.models:
             yield f"key {key.name!r}: may ask for the model {name!r}, which does not exist"
+    allowed = key.classes or BUILT_IN_CLASSES
+    for rule in rules:
+        if rule.tenant == key.tenant and rule.request_type is None and rule.klass not in allowed:
+            yield (
+                f"key {key.name!r}: rule.{rule.position} is for its tenant, but it may not have the class {rule.klass!r}, "
+                "so that its requests are standard; `tidegate keys create --class` allows one"
+            )
