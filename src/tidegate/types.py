@@ -361,6 +361,20 @@ class ClassReport(msgspec.Struct, frozen=True):
     """Times to the first token of the last second, at most 200."""
 
 
+class GpuReport(msgspec.Struct, frozen=True):
+    """A GPU of a gateway's machine at one moment, as its driver tells; what it does not tell is None."""
+
+    id: str
+    """The driver's own, which no other GPU has."""
+    name: str = ""
+    use: float | None = None
+    """Share of the last second in which it computed, 0..1."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
 class UsageCount(msgspec.Struct, frozen=True):
     """What was used since the last report, for one combination of labels."""
 
@@ -387,6 +401,7 @@ class DataReport(msgspec.Struct, frozen=True):
     """By outcome."""
     replicas: tuple[ReplicaReport, ...]
     usage: tuple[UsageCount, ...] = ()
+    gpus: tuple[GpuReport, ...] = ()
     classes: tuple[ClassReport, ...] = ()
 
 

@@ -8,7 +8,7 @@ from tidegate.cli.keyboard import keys_in
 from tidegate.cli.top_screen import KEYS, printed, rate, screen, seconds
 from tidegate.control.steering import Top, TopReplica
 from tidegate.control.sums import ClassSum, FirstToken, ReplicaSum, Sums
-from tidegate.types import BUILT_IN_CLASSES, ReplicaState
+from tidegate.types import BUILT_IN_CLASSES, GpuReport, ReplicaState
 
 
 def replica(name, **more):
@@ -29,7 +29,7 @@ def replica(name, **more):
     return TopReplica(id=name, seen=ReplicaSum(name, **seen), **{**given, **more})
 
 
-def top_of(replicas, classes=BUILT_IN_CLASSES):
+def top_of(replicas, classes=BUILT_IN_CLASSES, gpus=()):
     return Top(
         version="1.2.3",
         at_s=0.0,
@@ -40,6 +40,7 @@ def top_of(replicas, classes=BUILT_IN_CLASSES):
         memory_total_bytes=8 * 1024**3,
         sums=Sums(
             gateways=2,
+            gpus=tuple(gpus),
             requests_per_s=12.34,
             tokens_per_s=3456.0,
             failed_per_s=0.5,
@@ -81,7 +82,8 @@ def test_eighty_columns_and_twenty_four_lines_hold_everything():
 @pytest.mark.parametrize("width", [1, 8, 40, 79, 80, 200])
 def test_no_size_is_exceeded_however_many_replicas_and_classes_there_are(width, height):
     classes = [f"class-{n}" for n in range(30)]
-    top = top_of([replica(f"a-very-long-name-of-a-pool-{n}", seen=SEEN) for n in range(100)], classes)
+    gpus = [GpuReport(str(n), "H", 0.5, 1, 2, 3.0, 4.0) for n in range(64)]
+    top = top_of([replica(f"a-very-long-name-of-a-pool-{n}", seen=SEEN) for n in range(100)], classes, gpus)
     for selected in ("a-very-long-name-of-a-pool-0", "a-very-long-name-of-a-pool-99", "gone"):
         lines = shown(top, width=width, height=height, selected=selected)
         assert len(lines) <= height
@@ -109,6 +111,16 @@ def test_what_a_replica_suffers_from_is_said_when_it_is_selected():
     assert "drained by hand" in lines[-2]
     assert " out " in next(line for line in lines if line.startswith("> p-0"))
     assert "out of memory" not in "\n".join(shown(top_of([bad, replica("p-1")]), selected="p-1", width=200))
+
+
+def test_eight_gpus_leave_room_for_replicas_and_one_that_tells_nothing_has_its_name():
+    gpus = [GpuReport(str(n), "H", 1.0, 139 * 1024**3, 140 * 1024**3, 700.4, 65.0) for n in range(8)]
+    lines = shown(top_of([replica("p-0")], gpus=gpus))
+    assert "GPU 7: 100%, 139/140 GiB, 700 W, 65 °C" in "\n".join(lines)
+    assert any(line.startswith("> p-0") for line in lines)
+    assert "…" not in "\n".join(lines)
+    assert "GPU 0: Some card" in "\n".join(shown(top_of([replica("p-0")], gpus=[GpuReport("a", "Some card")])))
+    assert "and 57 more" in "\n".join(shown(top_of([replica("p-0")], gpus=gpus * 8)))
 
 
 def test_trouble_is_said_before_the_last_note():

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from tidegate.control.sums import WINDOW_S, FirstToken, Told, add_up, quantile, trim
-from tidegate.types import ClassReport, DataReport, ProcessId, ReplicaReport
+from tidegate.types import ClassReport, DataReport, GpuReport, ProcessId, ReplicaReport
 
 
-def told(at_s, *, classes=(), replicas=(), requests=None, pid=1, connections=0, in_flight=0):
+def told(at_s, *, classes=(), replicas=(), requests=None, pid=1, connections=0, in_flight=0, gpus=()):
     report = DataReport(
         process=ProcessId(pid, 1),
         snapshot=1,
@@ -17,6 +17,7 @@ def told(at_s, *, classes=(), replicas=(), requests=None, pid=1, connections=0, 
         requests=requests or {},
         replicas=tuple(replicas),
         classes=tuple(classes),
+        gpus=tuple(gpus),
     )
     return Told(at_s, report)
 
@@ -137,3 +138,10 @@ def test_what_is_too_old_is_forgotten_but_the_latest_stays():
     assert [one.at_s for one in series] == [2.0]
     trim(series, 1000.0)
     assert [one.at_s for one in series] == [2.0]
+
+
+def test_a_gpu_that_several_gateways_see_is_told_once_as_it_was_last():
+    early = [told(1.0, gpus=[GpuReport("a", use=0.1), GpuReport("b", use=0.2)])]
+    late = [told(2.0, gpus=[GpuReport("a", use=0.9)])]
+    for gateways in ([early, late], [late, early]):
+        assert {one.id: one.use for one in add_up(gateways, now=2.0).gpus} == {"a": 0.9, "b": 0.2}

@@ -12,7 +12,7 @@ from rich.text import Text
 from tidegate.cli.status import duration, gib, mib
 from tidegate.control.steering import Top, TopReplica
 from tidegate.control.sums import ClassSum
-from tidegate.types import ReplicaState
+from tidegate.types import GpuReport, ReplicaState
 
 KEYS: Final = "up/down choose  +/- limit  a automatic  d drain/undrain  q quit  * set by hand"
 NAME_LEAST: Final = 12
@@ -23,13 +23,15 @@ CLASSES_HEAD: Final = ("class", "queued", "wait", "in flight", "done/s", "refuse
 CLASSES_WIDTH: Final = (6, 7, 9, 6, 9, 8, 7, 7)
 REPLICAS_HEAD: Final = ("state", "in/limit", "run", "wait", "KV", "req/s", "fail/s")
 REPLICAS_WIDTH: Final = (8, 9, 4, 4, 4, 5, 6)
+GPU_WIDTH: Final = 39
+GIB: Final = 1024**3
 BAD: Final = "bold red"
 HEAD: Final = "bold"
 
 
 def screen(top: Top, *, width: int, height: int, selected: str, note: str, trouble: str = "") -> list[Text]:
     """`height` lines at most. `note` is what the last key did, `trouble` why what is seen is old."""
-    head = _head(top)
+    head = [*_head(top), *_gpus(top.sums.gpus, width, max(1, height // 6))]
     most_classes = max(1, (height - len(head) - 6) // 2)
     classes = _classes(top.sums.classes, width, most_classes)
     room = height - len(head) - len(classes) - 5  # two empty lines, the replicas' head, what is said, the keys
@@ -44,7 +46,8 @@ def screen(top: Top, *, width: int, height: int, selected: str, note: str, troub
 
 def printed(top: Top, *, width: int) -> list[Text]:
     """All of it at once, for a file or a pipe."""
-    lines = [*_head(top), Text(), *_classes(top.sums.classes, width, len(top.sums.classes)), Text()]
+    lines = [*_head(top), *_gpus(top.sums.gpus, width, len(top.sums.gpus)), Text()]
+    lines += [*_classes(top.sums.classes, width, len(top.sums.classes)), Text()]
     lines += _replicas(top, width, selected="", most=len(top.replicas))
     return lines + [Text(f"{one.id}: {_clean(one.cause)}") for one in top.replicas if one.cause]
 
@@ -65,6 +68,25 @@ def _head(top: Top) -> list[Text]:
             f"first token: p50 {seconds(first.p50_s)}, p99 {seconds(first.p99_s)} ({first.samples} in {top.window_s:.0f} s)"
         ),
     ]
+
+
+def _gpus(gpus: Sequence[GpuReport], width: int, most: int) -> list[Text]:
+    """As many beside each other as there is room for, `most` lines at most."""
+    beside = max(1, (width + 2) // (GPU_WIDTH + 2))
+    shown = gpus if len(gpus) <= most * beside else gpus[: most * beside - 1]
+    cells = [f"GPU {number}: {_gpu(one)}" for number, one in enumerate(shown)]
+    cells += [f"and {len(gpus) - len(shown)} more"] if len(shown) < len(gpus) else []
+    fitted = [set_cell_size(_cut(cell, GPU_WIDTH), GPU_WIDTH) for cell in cells]
+    return [Text("  ".join(fitted[begin : begin + beside]).rstrip()) for begin in range(0, len(fitted), beside)]
+
+
+def _gpu(one: GpuReport) -> str:
+    parts = [] if one.use is None else [f"{one.use:.0%}"]
+    if one.memory_used_bytes is not None and one.memory_total_bytes is not None:
+        parts += [f"{one.memory_used_bytes / GIB:.0f}/{one.memory_total_bytes / GIB:.0f} GiB"]
+    parts += [] if one.power_w is None else [f"{one.power_w:.0f} W"]
+    parts += [] if one.temperature_c is None else [f"{one.temperature_c:.0f} °C"]
+    return ", ".join(parts) or one.name
 
 
 def _classes(classes: Sequence[ClassSum], width: int, most: int) -> list[Text]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tidegate.types import ClassReport, DataReport, Outcome, ReplicaReport
+from tidegate.types import ClassReport, DataReport, GpuReport, Outcome, ReplicaReport
 
 WINDOW_S = 10.0
 """Long enough for a steady figure at a request a second, short enough to see a change at once."""
@@ -90,6 +90,8 @@ class Sums(msgspec.Struct, frozen=True):
     first_token: FirstToken = FirstToken()
     classes: tuple[ClassSum, ...] = ()
     replicas: tuple[ReplicaSum, ...] = ()
+    gpus: tuple[GpuReport, ...] = ()
+    """Of all machines that gateways run on, each as it was reported last."""
 
 
 Series = Sequence[Told]
@@ -119,6 +121,7 @@ def add_up(
         first_token=_first_token(live, lambda _: True),
         classes=class_sums,
         replicas=tuple(_replica(name, [one[-1].report for one in by_age], live) for name in replica_names),
+        gpus=tuple({gpu.id: gpu for one in by_age for gpu in one[-1].report.gpus}.values()),
     )
 
 
