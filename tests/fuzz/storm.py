@@ -308,14 +308,21 @@ class Storm:
                 len(body),
                 body,
             )
-        events = [{"index": 0, "finish_reason": None, **holder(token)} for token in tokens]
+        last = self.rng.random() < 0.5  # where the reason stands decides how an event ends
+        none = {"finish_reason": None}
+        events = [{"index": 0, **({} if last else none), **holder(token), **none} for token in tokens]
         if path == CHAT:
-            events.insert(0, {"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": ""}})
+            events.insert(0, {"index": 0, "delta": {"role": "assistant", "content": ""}, **none})
         events.append({"index": 0, "finish_reason": "stop", **holder("")})
-        lines = [{**head, "choices": [event]} for event in events]
+        lines = [
+            {"choices": [event], **head} if self.rng.random() < 0.1 else {**head, "choices": [event]}
+            for event in events
+        ]
         if (asked.get("stream_options") or {}).get("include_usage"):
             lines.append({**head, "choices": [], "usage": usage})
-        sse = [f"data: {json.dumps(line, ensure_ascii=False)}\n\n".encode() for line in lines] + [b"data: [DONE]\n\n"]
+        separators = self.rng.choice(((",", ":"), (", ", ": ")))  # as C++ and Rust write it, and as Python does
+        written = (json.dumps(line, ensure_ascii=False, separators=separators) for line in lines)
+        sse = [f"data: {one}\n\n".encode() for one in written] + [b"data: [DONE]\n\n"]
         if self.rng.random() < 0.3:
             sse = self.mutator.pieces(b"".join(sse))
         return (

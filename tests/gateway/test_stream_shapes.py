@@ -184,3 +184,28 @@ async def test_a_stream_that_loses_what_it_kept_leaves_the_connection_it_once_ha
     assert b"rest" in got.body
     assert other_got.body.count(b"theirs too") == 4
     assert b"mine" not in other_got.body
+
+
+async def test_an_idle_connection_holds_neither_the_last_stream_nor_its_client(gateway, engine, ask):
+    running = await gateway((await engine(streams(*[compact("x" * 999)] * 9, STOP, DONE))).view())
+    await ask(running, stream=True)
+    (connection,) = running.replica().endpoint.connections
+    for held in (connection.keep, connection.forward, connection.pipe):
+        assert getattr(held, "__self__", None) is None
+
+
+async def test_events_whose_first_ends_otherwise_are_soon_known_by_their_ending(gateway, engine, ask):
+    """As vLLM's do."""
+    asked = []
+
+    async def script(wire, request):
+        await wire.send(STREAM_HEAD, chunk(compact("a", last=True).replace(b"]}\n", b'],"prompt":null}\n')))
+        for text in "bcdefgh":
+            await wire.send(chunk(compact(text, last=True)))
+            (connection,) = running.replica().endpoint.connections
+            asked.append(connection.ending)
+        await wire.send(chunk(STOP), chunk(DONE), LAST_CHUNK)
+
+    running = await gateway((await engine(script)).view())
+    assert (await ask(running, stream=True)).whole
+    assert asked[-1] == b'finish_reason":null}]}\n\n\r\n'

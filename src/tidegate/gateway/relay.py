@@ -81,6 +81,7 @@ class EventRelay:
             if at >= 0:
                 if not framed.startswith(b"null", at + _AFTER_FINISH):
                     return False
+                connection.ending = framed[at:]  # the next ones will most likely end so too
             elif framed.find(b"\n:", 1, COMMENT_WITHIN) >= 0:
                 return False  # a sign of life, but no progress
             keep(framed)

@@ -99,6 +99,8 @@ class Connection(asyncio.Protocol):
         """
         self.ending = NO_ENDING
         """How chunks end of which `pipe` would only do this: `keep`, and `forward`. Whole events end so."""
+        self.keep: Callable[[bytes], object] = _let_go
+        self.forward: Callable[[bytes], object] = _let_go
         self.lost = self.reused = False
         self.idle_since = 0.0
         self.asked_bytes = 0
@@ -247,6 +249,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, reply: Reply, *, surplus: bytes) -> None:
         self.reply = self.pipe = None
+        self.keep = self.forward = _let_go  # what a stream kept, and its client, are not the pool's to hold
         if self._paused:
             self.resume()
         if surplus or not self._keep_alive:
@@ -310,6 +313,10 @@ class SeenHeads:
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(rb"[\0\r\n]")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9][0-9](?: [^\r\n]*)?")
+
+
+def _let_go(_data: bytes) -> None:
+    """What a connection does that passes nothing on."""
 
 
 def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:

@@ -36,6 +36,7 @@ class Exchange:
     __slots__ = (
         "_connection",
         "chunked",
+        "client",
         "extra_headers",
         "finished",
         "on_disconnect",
@@ -48,6 +49,8 @@ class Exchange:
     def __init__(self, connection: "ServerConnection", request: Request) -> None:
         self._connection = connection
         self.request = request
+        self.client = connection.peer
+        """The address of whoever asks; where a proxy stands between, whoever knows better may say so."""
         self.started = self.finished = self.chunked = False
         self.extra_headers: HeaderList = ()
         """Headers that every answer to this request carries, whoever writes it."""
