@@ -72,3 +72,22 @@ def test_a_damaged_model_is_a_problem(tidegate, free):
     assert ran.returncode == 1
     assert "mine.gguf is not a whole GGUF file" in ran.stdout
     assert "1 problem found." in ran.stdout
+
+
+def test_odd_rules_and_keys_and_targets_below_what_was_measured_are_notes(tidegate, free):
+    (tidegate.here / "tidegate.toml").write_text("[[class]]\nname = 'gone'\n")
+    assert tidegate("keys", "create", "--name", "anna", "--class", "gone").returncode == 0
+    line = {"class": "batch", "stream": True, "outcome": "done", "moves": 0, "queue_ms": 0.0, "first_ms": 900.0}
+    (tidegate.home / "logs").mkdir(exist_ok=True)
+    (tidegate.home / "logs" / "access.log").write_text(f"{json.dumps(line)}\n" * 30)
+    (tidegate.here / "tidegate.toml").write_text("[[rule]]\nclass = 'batch'\n[[rule]]\nclass = 'long'\nstream = true\n")
+    ran = tidegate("doctor", "--json", **free)
+    notes = [one["text"] for one in json.loads(ran.stdout) if one["subject"] == "classes"]
+    assert [note.split(":")[0] for note in notes] == [
+        "rule.1",
+        "rule.2",
+        "class 'interactive' (built in)",
+        "key 'anna'",
+    ]
+    assert "here it takes 900 ms at the least" in notes[2]
+    assert {one["level"] for one in json.loads(ran.stdout) if one["subject"] == "classes"} == {"note"}

@@ -8,10 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tidegate.cli.admin import ask
 from tidegate.cli.own_store import OwnStore
 from tidegate.config import Settings, explain, find_file, hub_environment
 from tidegate.control.doctor import Finding, Level, classes, disk, folder, gpu, hub, listeners, machine, models
 from tidegate.control.doctor.findings import ok, problem
+from tidegate.control.state import read_admin
+from tidegate.control.steering import Top
 from tidegate.engines.llamacpp_fit import Machine
 from tidegate.errors import OperatorError
 from tidegate.home import Home, find_home
@@ -78,7 +81,20 @@ def _classes(settings: Settings, home: Home) -> Iterator[Finding]:
     except OperatorError as error:
         keys = ()
         yield problem("store", str(error), error.hint)
-    yield from classes.check(settings, keys, classes.gather(home.logs / "access.log"))
+    floors = [classes.gather(home.logs / "access.log"), _reported(home)]
+    yield from classes.check(settings, keys, min((one for one in floors if one is not None), default=None))
+
+
+def _reported(home: Home) -> float | None:
+    """What the gateways of a control that runs here say of first tokens; None where nobody says anything."""
+    address = read_admin(home)
+    if address is None:
+        return None
+    try:
+        top = msgspec.json.decode(ask(address, "GET", "/admin/v1/top"), type=Top)
+    except (OperatorError, msgspec.DecodeError):  # what it is that does not answer, `processes` tells
+        return None
+    return classes.floor_reported(top.sums.classes)
 
 
 def _lines(finding: Finding) -> Iterable[str]:

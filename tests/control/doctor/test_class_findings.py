@@ -5,6 +5,7 @@ import json
 from tidegate.config import load
 from tidegate.control.doctor import classes
 from tidegate.control.doctor.findings import Level
+from tidegate.control.sums import ClassSum, FirstToken
 from tidegate.types import KeyView
 
 
@@ -41,6 +42,17 @@ def test_only_the_end_of_the_log_is_read_and_no_log_is_no_floor(tmp_path):
     log.write_bytes(b"\n".join([*old, *new]) + b"\n")
     assert classes.gather(log) == 0.01
     assert classes.gather(log, tail_bytes=len(new[0]) * 40) == 0.3
+
+
+def test_what_gateways_report_counts_once_there_is_enough_of_it():
+    told = [
+        ClassSum("a", first_token=FirstToken(p50_s=0.4, samples=50)),
+        ClassSum("b", first_token=FirstToken(p50_s=0.2, samples=classes.LEAST_REQUESTS)),
+        ClassSum("c", first_token=FirstToken(p50_s=0.1, samples=classes.LEAST_REQUESTS - 1)),
+        ClassSum("d"),
+    ]
+    assert classes.floor_reported(told) == 0.2
+    assert classes.floor_reported(told[2:]) is None
 
 
 def test_each_concern_is_a_note_with_something_to_do():

@@ -9,6 +9,7 @@ from pathlib import Path
 from tidegate.config import Settings
 from tidegate.control.concerns import concerns
 from tidegate.control.doctor.findings import Finding, note, ok
+from tidegate.control.sums import ClassSum
 from tidegate.types import KeyView
 
 TAIL_BYTES = 1 << 20
@@ -44,6 +45,12 @@ def floor_of(lines: Iterable[bytes]) -> float | None:
             continue
     medians = [statistics.median(those) for those in times.values() if len(those) >= LEAST_REQUESTS]
     return min(medians, default=None)
+
+
+def floor_reported(sums: Sequence[ClassSum]) -> float | None:
+    """The smallest median of a class in what gateways report at this moment, seconds."""
+    known = (one.first_token for one in sums)
+    return min((one.p50_s for one in known if one.p50_s is not None and one.samples >= LEAST_REQUESTS), default=None)
 
 
 def check(settings: Settings, keys: Sequence[KeyView], floor_s: float | None) -> Iterable[Finding]:
