@@ -179,6 +179,27 @@ def test_a_drained_replica_is_not_asked_and_takes_part_again_afterwards(site):
     up.until(lambda: site.ask(api) and told(site, "p-0")["seen"]["requests"] > before)
 
 
+def test_a_stream_outlives_the_drain_of_its_only_replica_and_the_next_request_is_refused(site):
+    site.settings(replicas=1, gap_ms=60)
+    up = site.up().ready()
+    api = site.urls()["api"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True}
+    with httpx.stream("POST", f"{api}/chat/completions", json=body, trust_env=False, timeout=30) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        admin(site, "POST", "/replicas/p-0/drain")
+        up.until(lambda: site._told(site.status()))
+        refused = httpx.post(f"{api}/chat/completions", json={**body, "stream": False}, trust_env=False, timeout=30)
+        assert refused.status_code == 503, refused.text
+        events = [line for line in (first, *lines) if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert not any('"error"' in line for line in events)
+    assert not site.status().ready
+    admin(site, "DELETE", "/replicas/p-0/drain")
+    up.until(lambda: site._told(site.status()))
+    assert site.ask(api)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_the_terminal_as_it_was(site, top, number):
     site.up().ready()
