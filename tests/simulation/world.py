@@ -134,6 +134,7 @@ class SimulatedJob:
     def __init__(self, gateway, request, klass, tenant="t"):
         self.gateway, self.request, self.klass, self.tenant = gateway, request, klass, tenant
         self.size, self.tokens, self.granted_s = 500, request.prompt + request.tokens, 0.0
+        self.host = None
 
     def candidates(self):
         return self.gateway.replicas
@@ -142,7 +143,7 @@ class SimulatedJob:
         return least_work_of_two(hosts, self.gateway.random.random)
 
     def start(self, host):
-        self.host = host
+        self.replica = host
         host.in_flight += 1
         host.most = max(host.most, host.in_flight)
         if host.limit is not None and host.in_flight >= host.limit:
@@ -150,7 +151,8 @@ class SimulatedJob:
         self.gateway.world.later(0.0005, lambda: host.engine.submit(self.request, self.end))
 
     def end(self):
-        self.host.in_flight -= 1
+        self.replica.in_flight -= 1
+        self.gateway.line.states[self.klass.name].began(self.request.first - self.granted_s)
         self.gateway.line.ended(self, well=not self.request.gone)
 
     def refuse(self, error):

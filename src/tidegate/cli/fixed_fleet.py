@@ -88,7 +88,7 @@ class FixedFleet:
         while True:
             keys = list(self._engines)
             found = await asyncio.gather(*(self._look(gateway, key) for key in keys))
-            if any(found):
+            if any(found) or not gateway.fleet.snapshot.number:
                 gateway.apply(self.snapshot())
                 for key in self._unchecked(gateway.fleet):
                     self._checked[key] = self._facts[key]

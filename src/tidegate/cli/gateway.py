@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from tidegate import __version__, logs
@@ -27,6 +28,9 @@ from tidegate.types import FleetSnapshot, Hello
 
 FLEET_WAIT_S = 2.0
 """Longest wait of a data process for control's first word, before it serves without."""
+
+FIRST_LOOK_S = 3.0
+"""The same, for the first look at engines: who comes meanwhile waits, and is not told that there is no model."""
 
 ACCESS_LOG = "access.log"
 
@@ -143,8 +147,9 @@ def _serve_alone(settings: Settings) -> int:
                     await writer.close()
 
             process = process_id(os.getpid())
-            make = partial(Gateway, fleet.snapshot(), listen_host=host, process=process, access_log=access_log)
-            return run(make, listening, tls=tls, beside=beside)
+            unseen = msgspec.structs.replace(fleet.snapshot(), number=0)
+            make = partial(Gateway, unseen, listen_host=host, process=process, access_log=access_log)
+            return run(make, listening, tls=tls, beside=beside, fleet_wait_s=FIRST_LOOK_S)
         finally:
             listening.close()
             if access_log is not None:

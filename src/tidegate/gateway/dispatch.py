@@ -16,9 +16,9 @@ from tidegate.types import ClassReport, ClassView, LimitOptions, TenantView
 
 NO_REPLICA_RETRY_S: Final = 2.0
 FIRST_TOKENS: Final = 200
-AHEAD_S: Final = 0.08
+AHEAD_S: Final = 0.05
 """A request may wait inside an engine for so long: a slot that is freed there is filled at once, not a step later."""
-AHEAD_SHARE: Final = 0.125
+AHEAD_SHARE: Final = 0.0625
 """But at most so many of its slots."""
 
 
@@ -51,6 +51,8 @@ class Job(Protocol[Room]):
     tokens: int
     """Tokens of prompt and answer together at most, as far as is known."""
     granted_s: float
+    host: Room | None
+    """Where it was sent first; the line's to set."""
 
     def candidates(self) -> Sequence[Room]:
         """Replicas that it may be sent to, best ones only; empty where there is none now."""
@@ -78,7 +80,8 @@ class Line(Generic[Room]):
         self._options = LimitOptions()
         self.total: float | None = None
         """Requests that all replicas may have together; None while one of them has no limit."""
-        self._ahead = 0
+        self._jobs: dict[Room, dict[Job[Room], None]] = {}
+        """What each replica was given, in order."""
 
     def apply(self, classes: Iterable[ClassView], tenants: Iterable[TenantView], options: LimitOptions) -> None:
         """Take in what the settings say."""
@@ -97,10 +100,6 @@ class Line(Generic[Room]):
         hosts = list(self._hosts())
         limits = [host.limit for host in hosts]
         self.total = None if None in limits else sum(limit for limit in limits if limit is not None)
-        freed = sum(state.in_flight / state.duration_s for state in self.states.values() if state.duration_s)
-        self._ahead = 0
-        if self.total and hosts:
-            self._ahead = int(min(AHEAD_S * freed, AHEAD_SHARE * self.total) / len(hosts) + 0.5)
 
     # requests
 
@@ -148,6 +147,12 @@ class Line(Generic[Room]):
         """A request that was started has given its permit back."""
         state = self.states[job.klass.name]
         state.in_flight -= 1
+        if job.host is not None:
+            jobs = self._jobs[job.host]
+            del jobs[job]
+            if not jobs:
+                del self._jobs[job.host]
+            job.host = None
         if well:
             state.done += 1
             state.ended(self._now() - job.granted_s)
@@ -155,8 +160,10 @@ class Line(Generic[Room]):
             self.pump()
 
     def pump(self) -> None:
-        """Start what can be started."""
+        """Start what can be started; who has waited for too long is told so, rather than served too late."""
         now = self._now()
+        if self.queue.first_deadline_s() <= now:
+            self._refuse_overdue(now)
 
         def start(entry: Entry[Job[Room]]) -> bool:
             return self._try(entry.item, self.states[entry.klass.name], now)
@@ -169,20 +176,25 @@ class Line(Generic[Room]):
 
     def look(self) -> None:
         """Refuse who has waited for too long, and start what can be started; now and then while anybody waits."""
-        now = self._now()
         self.measure()
         self.pump()
-        nobody = not any(True for _ in self._hosts())
-        for entry in self.queue.overdue(now) if not nobody else list(self.queue):
-            self.queue.remove(entry)
-            self._entries.pop(id(entry.item), None)
-            state = self.states[entry.klass.name]
-            error: RequestError = (
-                Unavailable("no replica is ready any more", code="no_replica_ready", retry_after_s=NO_REPLICA_RETRY_S)
-                if nobody
-                else self._busy(state, self.foreseen_s(entry.klass, now), now)
-            )
-            entry.item.refuse(error)
+        if self.queue.count and not any(True for _ in self._hosts()):
+            for entry in list(self.queue):
+                self._drop(
+                    entry,
+                    Unavailable(
+                        "no replica is ready any more", code="no_replica_ready", retry_after_s=NO_REPLICA_RETRY_S
+                    ),
+                )
+
+    def _refuse_overdue(self, now: float) -> None:
+        for entry in self.queue.overdue(now):
+            self._drop(entry, self._busy(self.states[entry.klass.name], self.foreseen_s(entry.klass, now), now))
+
+    def _drop(self, entry: Entry[Job[Room]], error: RequestError) -> None:
+        self.queue.remove(entry)
+        self._entries.pop(id(entry.item), None)
+        entry.item.refuse(error)
 
     def waited_s(self, now: float) -> float:
         """How long those that wait have waited, on average; 0 while nobody does."""
@@ -231,7 +243,7 @@ class Line(Generic[Room]):
 
     def _work(self, klass: ClassView) -> float:
         """What a request of a class costs: how long it holds a slot."""
-        return self.states[klass.name].duration_s or 1.0
+        return self.states[klass.name].holds_s
 
     # permits
 
@@ -246,16 +258,25 @@ class Line(Generic[Room]):
                 host = room[0] if len(room) == 1 else job.pick(room)
                 state.in_flight += 1
                 job.granted_s = now
+                self._jobs.setdefault(host, {})[job] = None
+                job.host = host
                 job.start(host)
                 return True
         return False
 
     def _has_room(self, host: Room, job: Job[Room]) -> bool:
         limit = host.limit
-        if limit is not None and host.in_flight >= int(limit) + self._ahead:
+        if limit is not None and host.in_flight >= int(limit) and host.in_flight - int(limit) >= self._ahead(host):
             return False
         kv_tokens = host.kv_tokens
         return kv_tokens is None or not host.in_flight or host.tokens + job.tokens <= kv_tokens * self._options.kv_share
+
+    def _ahead(self, host: Room) -> int:
+        """How many may wait inside an engine that is full: as many as it will have a slot for at once."""
+        now, expected = self._now(), 0.0
+        for job in self._jobs.get(host, ()):
+            expected += self.states[job.klass.name].ends_within(AHEAD_S, now - job.granted_s)
+        return int(min(expected, AHEAD_SHARE * (host.limit or 0.0)) + 0.5)
 
     def _may_have_more(self, state: ClassState, now: float) -> bool:
         total = self.total or 0.0
@@ -271,4 +292,5 @@ class Line(Generic[Room]):
         least = sum(
             one.view.least_share for one in self.states.values() if one.view.yields and (one.in_flight or one is state)
         )
-        return yielding < room_for_yielding(total, demand, queued, least)
+        idle = total - sum(one.in_flight for one in self.states.values())
+        return yielding < room_for_yielding(total, demand, queued, least, idle)

@@ -18,9 +18,8 @@ from tidegate.types import LimitOptions, Load
 
 FIRST_LIMIT: Final = 8
 GROWTH: Final = 1.25
-LOOKS_TO_LEARN: Final = 3
-"""Looks in a row that show that some wait and no more are running than before, until that is believed: between two
-steps one that has just come waits too."""
+LOOKS_TO_LEARN: Final = 2
+"""Looks that show that some wait while as many run as ever did, until that is believed."""
 LOOKS_TO_SHRINK: Final = 5
 """The same, for fewer slots than were learned before: at the border of two steps one that has just ended is missing."""
 PROVEN_S: Final = 60.0
@@ -45,6 +44,10 @@ class LimitState(msgspec.Struct, frozen=True):
     """Share of the slots that is used: below 1 after a shortage of memory."""
     seen: tuple[int, ...] = ()
     """Sequences that ran in the last looks that saw others wait."""
+    top: int = 0
+    """The most that ever ran, while the slots are being found out."""
+    full: int = 0
+    """Looks in a row that saw some wait while so many ran."""
     proven_s: float = float("-inf")
     """When it was last seen that there are no more slots."""
     preemptions: int | None = None
@@ -101,15 +104,20 @@ def _learn(state: LimitState, load: Load, in_flight: int, now: float) -> LimitSt
 
 
 def _search(state: LimitState, running: int, waiting: int, in_flight: int, now: float) -> LimitState:
-    limit = state.limit or float(FIRST_LIMIT)
-    seen = (*state.seen, running)[-LOOKS_TO_LEARN:]
-    if waiting and len(seen) == LOOKS_TO_LEARN and max(seen) == seen[0]:
-        return msgspec.structs.replace(state, slots=max(running, 1), seen=(), proven_s=now)
-    if not waiting or running > max(state.seen, default=0):
-        seen = (running,)  # they only wait for the next step: those that waited before are running now
-        if max(running, in_flight) >= int(limit):
-            limit *= GROWTH
-    return msgspec.structs.replace(state, limit=limit, seen=seen)
+    """One step of finding out how many slots there are.
+
+    What waits may only wait for the next step of the engine; it tells something where as many run as ever did.
+    """
+    limit, full = state.limit or float(FIRST_LIMIT), state.full
+    if running > state.top or not waiting:
+        full = 0
+    elif running == state.top:
+        full += 1
+    if full >= LOOKS_TO_LEARN and running:
+        return msgspec.structs.replace(state, slots=running, top=running, full=0, proven_s=now)
+    if not full and max(running, in_flight) >= int(limit):
+        limit *= GROWTH
+    return msgspec.structs.replace(state, limit=limit, top=max(state.top, running), full=full)
 
 
 def _memory(state: LimitState, load: Load) -> LimitState:

@@ -102,6 +102,7 @@ class Flight:
         self.size = len(intake.body)
         self.tokens = self.size // BYTES_PER_TOKEN + (asked_tokens(intake) or ANSWER_TOKENS)
         self.granted_s = 0.0
+        self.host: Replica | None = None
         self._line = line
         self._exchange = exchange
         self._intake = intake
@@ -596,8 +597,11 @@ class Flight:
         state = line.states[self.klass.name]
         if usage is not None:
             state.tokens += usage.completion_tokens
-        if first and len(state.first_tokens_s) < FIRST_TOKENS:
-            state.first_tokens_s.append(first - started)
+        if first:
+            if intake.stream:
+                state.began(first - self.granted_s)
+            if len(state.first_tokens_s) < FIRST_TOKENS:
+                state.first_tokens_s.append(first - started)
         self._permitted = False
         line.ended(self, well=outcome is Outcome.DONE and self._status < 400)
 

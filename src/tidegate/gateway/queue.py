@@ -143,6 +143,13 @@ class FairQueue(Generic[Item]):
                 return entry
         return None
 
+    def first_deadline_s(self) -> float:
+        """The earliest deadline of those that wait; infinite where nobody does."""
+        return min(
+            (tenant.waiting[0].deadline_s for one in self._classes.values() for tenant in one.tenants.values()),
+            default=float("inf"),
+        )
+
     def overdue(self, now: float) -> list[Entry[Item]]:
         """Those whose deadline is over."""
         return [entry for entry in self if entry.deadline_s <= now]

@@ -13,8 +13,14 @@ from tidegate.types import ClassView
 ARRIVALS_S: Final = 2.5
 """Over about so many seconds arrivals are counted."""
 DURATION_WEIGHT: Final = 0.05
-SPARE: Final = 0.0
+ASSUMED_S: Final = 1.0
+"""How long a request holds its slot, until the first has ended: short, so that a slow engine refuses nobody by mistake."""
+SPARE: Final = 0.3
 """Room beside the demand, in standard deviations of a Poisson number of requests: what chance asks for."""
+IDLE_SHARE: Final = 0.15
+"""Of all slots: with more of them idle, and none of the others waiting, those that yield may have one more."""
+REGULAR: Final = 0.25
+"""Times whose standard deviation is less than so much of their mean are much the same."""
 WAIT_SHARE: Final = 1 / 3
 """Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
 RETURN_SHARE: Final = 0.5
@@ -51,7 +57,9 @@ class ClassState:
     __slots__ = (
         "_arrivals",
         "_ended",
+        "_first_s",
         "_next_return_s",
+        "_variance",
         "done",
         "duration_s",
         "first_tokens_s",
@@ -72,6 +80,8 @@ class ClassState:
         self._arrivals = Arrivals()
         self._next_return_s = float("-inf")
         self._ended = 0
+        self._variance = 0.0
+        self._first_s = 0.0
 
     def arrived(self, now: float) -> None:
         """A request has come."""
@@ -80,16 +90,43 @@ class ClassState:
     def ended(self, duration_s: float) -> None:
         """One has ended well after so many seconds with a permit."""
         self._ended += 1
-        self.duration_s += max(DURATION_WEIGHT, 1 / self._ended) * (duration_s - self.duration_s)
+        weight, off_s = max(DURATION_WEIGHT, 1 / self._ended), duration_s - self.duration_s
+        self.duration_s += weight * off_s
+        self._variance += weight * (off_s * off_s - self._variance) if self._ended > 1 else 0.0
+
+    def ends_within(self, seconds: float, age_s: float) -> float:
+        """How likely it is that one of its requests, with its permit for `age_s`, ends within so many seconds.
+
+        Where they take much the same time, that tells when; where they do not, one is as likely to end as another.
+        """
+        holds_s = self.holds_s
+        if self._ended > 1 and self._variance < (REGULAR * holds_s) ** 2:
+            if age_s + seconds < holds_s - self._variance**0.5:
+                return 0.0
+            return 1.0
+        return min(1.0, seconds / holds_s)
 
     def demand(self, now: float) -> float:
-        """Slots that its arrivals fill on average; what it has now, until it is known how long it has it."""
-        return self._arrivals.rate(now) * self.duration_s if self._ended else float(self.in_flight)
+        """Slots that its arrivals fill on average."""
+        return self._arrivals.rate(now) * self.holds_s
+
+    @property
+    def holds_s(self) -> float:
+        """How long one of its requests holds a slot, as far as is known."""
+        return self.duration_s or ASSUMED_S
+
+    def began(self, seconds: float) -> None:
+        """One had its first token so long after its permit."""
+        self._first_s += (seconds - self._first_s) * (DURATION_WEIGHT if self._first_s else 1.0)
 
     @property
     def max_wait_s(self) -> float:
-        """Longest wait in the queue."""
-        return max(self.view.max_wait_s, WAIT_SHARE * self.duration_s)
+        """Longest wait in the queue: what the first token takes after it is left to the target."""
+        view = self.view
+        most_s = view.max_wait_s
+        if view.first_token_s is not None:
+            most_s = min(most_s, view.first_token_s - self._first_s)
+        return max(most_s, WAIT_SHARE * self.duration_s)
 
     def retry_after_s(self, wait_s: float, rate: float, now: float) -> float:
         """When one that is refused should come again: all of them at different times, as they could be served."""
@@ -98,11 +135,13 @@ class ClassState:
         return self._next_return_s - now
 
 
-def room_for_yielding(total: float, demand: float, queued: int, least_share: float) -> int:
-    """Slots that classes which yield may have together, of `total`.
+def room_for_yielding(total: float, demand: float, queued: int, least_share: float, idle: float = 0.0) -> int:
+    """Slots that classes which yield may have together, of `total`; those that are `idle` now they may fill.
 
     `demand` in slots and `queued` in requests are those of the others. With no demand they may have all of them.
     """
+    if idle >= IDLE_SHARE * total and not queued:
+        return math.floor(total)
     least = max(1, math.ceil(least_share * total)) if least_share > 0 else 0
     if demand < 0.01 and not queued:
         return math.floor(total)
@@ -112,15 +151,12 @@ def room_for_yielding(total: float, demand: float, queued: int, least_share: flo
 def service_rate(
     view: ClassView, states: dict[str, ClassState], total: float, now: float, queued: dict[str, int]
 ) -> float:
-    """Requests of a class that are served in a second while some wait; 0 where nothing has ended yet.
+    """Requests of a class that are served in a second while some wait.
 
     The engines free so many slots a second; of these the class gets what others leave who have less to do than their
     share by weight, and its own share at least.
     """
-    freed = sum(state.in_flight / state.duration_s for state in states.values() if state.duration_s)
     own = states[view.name]
-    if not freed or not own.duration_s:
-        return 0.0
     others = [state for state in states.values() if state is not own and state.view.yields == view.yields]
     if view.yields:
         firm = [state for state in states.values() if not state.view.yields]
@@ -135,4 +171,4 @@ def service_rate(
     busy = [state for state in others if state.demand(now) > 0.01 or queued.get(state.view.name)]
     weights = view.weight + sum(state.view.weight for state in busy)
     taken = sum(min(state.demand(now), slots * state.view.weight / weights) for state in busy)
-    return max(slots - taken, slots * view.weight / weights) / own.duration_s
+    return max(slots - taken, slots * view.weight / weights) / own.holds_s
