@@ -101,9 +101,7 @@ class ClassState:
         """
         holds_s = self.holds_s
         if self._ended > 1 and self._variance < (REGULAR * holds_s) ** 2:
-            if age_s + seconds < holds_s - self._variance**0.5:
-                return 0.0
-            return 1.0
+            return float(age_s + seconds >= holds_s)
         return min(1.0, seconds / holds_s)
 
     def demand(self, now: float) -> float:
