@@ -5,6 +5,7 @@ much to do, it is looked at more often. While anybody waits, the lines are looke
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -135,7 +136,7 @@ class Lines:
                 self._since.get(peer, now) < self._since.get(replica, now) for peer in replica.peers
             ):
                 limit *= max(EASE_LEAST, age_s / EASE_S)
-            limit = max(1.0, limit / self._share)
+            limit = max(1.0, limit if self._share == 1 else math.ceil(limit / self._share))
         replica.limit = limit
 
     @staticmethod
