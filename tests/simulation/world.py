@@ -114,6 +114,7 @@ class SimulatedReplica:
     def __init__(self, engine, options, told=None, share=1):
         self.engine, self.pool, self._options, self._share = engine, "default", options, share
         self.in_flight = self.tokens = 0
+        self.jobs = {}
         self.kv_tokens = None
         self.state = limits.begin(options, told)
         self.most = 0

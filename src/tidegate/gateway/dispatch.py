@@ -7,7 +7,7 @@ which waits may use; who is granted does not depend on how often anybody looks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tidegate.errors import RateLimited, RequestError, Unavailable
 from tidegate.gateway.queue import Entry, FairQueue
@@ -32,6 +32,9 @@ class Host(Protocol):
     """Tokens that its cache holds, if known."""
     tokens: int
     """Tokens that its requests may come to."""
+
+    jobs: "dict[Any, None]"
+    """Requests that were sent there first, in order; the line's to keep."""
 
     @property
     def pool(self) -> str:
@@ -78,10 +81,10 @@ class Line(Generic[Room]):
         self._entries: dict[int, Entry[Job[Room]]] = {}
         self._tenants: Mapping[str, float] = {}
         self._options = LimitOptions()
+        self.counts_tokens = False
+        """Whether some replica's memory bounds what it may have."""
         self.total: float | None = None
         """Requests that all replicas may have together; None while one of them has no limit."""
-        self._jobs: dict[Room, dict[Job[Room], None]] = {}
-        """What each replica was given, in order."""
 
     def apply(self, classes: Iterable[ClassView], tenants: Iterable[TenantView], options: LimitOptions) -> None:
         """Take in what the settings say."""
@@ -99,6 +102,7 @@ class Line(Generic[Room]):
         """Limits, or who may be asked, have changed."""
         hosts = list(self._hosts())
         limits = [host.limit for host in hosts]
+        self.counts_tokens = any(host.kv_tokens is not None for host in hosts)
         self.total = None if None in limits else sum(limit for limit in limits if limit is not None)
 
     # requests
@@ -108,9 +112,12 @@ class Line(Generic[Room]):
         now = self._now()
         state = self.states[job.klass.name]
         state.arrived(now)
-        if not self.queue.waiting(job.klass.name) and self._try(job, state, now):
-            if self.queue.count:
-                self.queue.charge(job.klass, self._work(job.klass))
+        queue = self.queue
+        if not queue.count:
+            if self._try(job, state, now):
+                return
+        elif not queue.waiting(job.klass.name) and self._try(job, state, now):
+            queue.charge(job.klass, self._work(job.klass))
             return
         if not job.candidates():
             raise Unavailable(
@@ -148,10 +155,7 @@ class Line(Generic[Room]):
         state = self.states[job.klass.name]
         state.in_flight -= 1
         if job.host is not None:
-            jobs = self._jobs[job.host]
-            del jobs[job]
-            if not jobs:
-                del self._jobs[job.host]
+            del job.host.jobs[job]
             job.host = None
         if well:
             state.done += 1
@@ -252,29 +256,33 @@ class Line(Generic[Room]):
             return False
         candidates = job.candidates()
         pools = state.view.pools
-        for pool in pools or (None,):
-            room = [host for host in candidates if (pool is None or host.pool == pool) and self._has_room(host, job)]
-            if room:
-                host = room[0] if len(room) == 1 else job.pick(room)
-                state.in_flight += 1
-                job.granted_s = now
-                self._jobs.setdefault(host, {})[job] = None
-                job.host = host
-                job.start(host)
-                return True
-        return False
+        if not pools:
+            room = [host for host in candidates if self._has_room(host, job)]
+        else:
+            room = []
+            for pool in pools:
+                room = room or [host for host in candidates if host.pool == pool and self._has_room(host, job)]
+        if not room:
+            return False
+        host = room[0] if len(room) == 1 else job.pick(room)
+        state.in_flight += 1
+        job.granted_s = now
+        host.jobs[job] = None
+        job.host = host
+        job.start(host)
+        return True
 
     def _has_room(self, host: Room, job: Job[Room]) -> bool:
-        limit = host.limit
-        if limit is not None and host.in_flight >= int(limit) and host.in_flight - int(limit) >= self._ahead(host):
+        limit, in_flight = host.limit, host.in_flight
+        if limit is not None and in_flight + 1 > limit and in_flight - int(limit) >= self._ahead(host):
             return False
         kv_tokens = host.kv_tokens
-        return kv_tokens is None or not host.in_flight or host.tokens + job.tokens <= kv_tokens * self._options.kv_share
+        return kv_tokens is None or not in_flight or host.tokens + job.tokens <= kv_tokens * self._options.kv_share
 
     def _ahead(self, host: Room) -> int:
         """How many may wait inside an engine that is full: as many as it will have a slot for at once."""
         now, expected = self._now(), 0.0
-        for job in self._jobs.get(host, ()):
+        for job in host.jobs:
             expected += self.states[job.klass.name].ends_within(AHEAD_S, now - job.granted_s)
         return int(min(expected, AHEAD_SHARE * (host.limit or 0.0)) + 0.5)
 

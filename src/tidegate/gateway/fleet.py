@@ -48,6 +48,7 @@ class Replica:
         "failures",
         "health",
         "in_flight",
+        "jobs",
         "kv_tokens",
         "limit",
         "limits",
@@ -89,6 +90,8 @@ class Replica:
         """Tokens that its cache holds for this process, if known."""
         self.load: Load | None = None
         """What it said of itself last."""
+        self.jobs: dict[object, None] = {}
+        """Requests that were sent here first, in order."""
         self.most = 0
         """The most requests at once since it was looked at last."""
         self.tokens = 0

@@ -52,6 +52,8 @@ class Progress:
         self.looked_s = float("-inf")
         """When it was looked at last."""
         self._load_at_s = float("-inf")
+        self._moved = False
+        """Whether its counters moved in what was read between two looks."""
         self._seen = replica.progress
         self._cpu: float | None = None
 
@@ -60,13 +62,18 @@ class Progress:
         replica = self._replica
         waiting = [connection for connection in replica.endpoint.connections if connection.awaited]
         since_s, self.looked_s = now - self.looked_s, now
-        moved = self._counted() | self._read(load, now) | self._computed(since_s)
+        moved = self._moved | self._counted() | self._read(load, now) | self._computed(since_s)
+        self._moved = False
         if waiting and not moved:
             moved = _heard(waiting, since_s)
         patience_s = stuck_s
         if waiting and not moved:
             patience_s = max(stuck_s, PATIENCE * self._longest_prefill_s(waiting))
         return Watched(busy=bool(waiting), moved=moved, patience_s=patience_s)
+
+    def read(self, load: Load, now: float) -> None:
+        """Something was read between two looks: the next look is one look all the same, at all that has moved."""
+        self._moved |= self._read(load, now)
 
     def _counted(self) -> bool:
         before, self._seen = self._seen, self._replica.progress

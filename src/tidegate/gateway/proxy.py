@@ -100,7 +100,9 @@ class Flight:
         self.klass = klass
         self.tenant = caller.tenant
         self.size = len(intake.body)
-        self.tokens = self.size // BYTES_PER_TOKEN + (asked_tokens(intake) or ANSWER_TOKENS)
+        self.tokens = self.size // BYTES_PER_TOKEN + (
+            (asked_tokens(intake) or ANSWER_TOKENS) if line.counts_tokens else 0
+        )
         self.granted_s = 0.0
         self.host: Replica | None = None
         self._line = line

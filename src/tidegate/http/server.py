@@ -19,8 +19,10 @@ from tidegate.http.outbox import Outbox
 from tidegate.http.request import Glance
 
 SWEEP_S: Final = 1.0
-SWEPT_AT_ONCE: Final = 500
-SWEPT_PAUSE_S: Final = 0.005
+SWEPT_AT_ONCE: Final = 50
+SWEPT_PAUSE_S: Final = 0.002
+SWEEPS: Final = 300
+"""With more connections than these make, more are looked at in one go: all are, well within `SWEEP_S`."""
 TLS_GOODBYE_S: Final = 1.0
 """How long a client may take to answer the end of a TLS session; many never do."""
 IDLE_DRAIN_S: Final = 1.0
@@ -94,17 +96,18 @@ class HttpServer:
         now = loop.time()
         self.clock = now + SWEEP_S
         self._sweeper = loop.call_later(SWEEP_S, self._sweep, loop)
-        self._sweep_some(loop, list(self.connections))
+        connections = list(self.connections)
+        self._sweep_some(loop, connections, max(SWEPT_AT_ONCE, len(connections) // SWEEPS))
 
-    def _sweep_some(self, loop: asyncio.AbstractEventLoop, connections: list[ServerConnection]) -> None:
+    def _sweep_some(self, loop: asyncio.AbstractEventLoop, connections: list[ServerConnection], count: int) -> None:
         """A few at a time, and others' bytes in between: ten thousand at once would hold up every stream."""
         now = loop.time()
-        for connection in connections[-SWEPT_AT_ONCE:]:
+        for connection in connections[-count:]:
             if not connection.lost:
                 connection.sweep(now)
-        del connections[-SWEPT_AT_ONCE:]
+        del connections[-count:]
         if connections:
-            self._sweeping = loop.call_later(SWEPT_PAUSE_S, self._sweep_some, loop, connections)
+            self._sweeping = loop.call_later(SWEPT_PAUSE_S, self._sweep_some, loop, connections, count)
 
     @property
     def busy(self) -> int:
