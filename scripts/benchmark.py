@@ -14,6 +14,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -56,6 +57,7 @@ async def crowd(folder: Path, rounds: int) -> None:
         raise SystemExit(refusal)
     request = chat_request(stream=True)
     alone, crowded = Log(), Log()
+    ratios: list[tuple[float, ...]] = []
     print("99th percentiles in ms, alone and crowded: first event, gap between events; CPU of the gateway in s")
     with fake_engine(folder, "--tokens", "64", "--gap-ms", "10") as engine, gateway(folder, engine) as front:
         await stream_times(front.port, NORMAL, request, times=1)
@@ -72,12 +74,16 @@ async def crowd(folder: Path, rounds: int) -> None:
             for sock in slow:
                 sock.close()
             await quiet(front)
-            pairs = "   ".join(f"{before:6.2f} {after:6.2f}" for before, after in zip(one, other, strict=True))
-            print(f"{pairs}   {memory:.0f} MiB", flush=True)
+            both = list(zip(one, other, strict=True))
+            ratios.append(tuple(after / before for before, after in both))
+            print(
+                "   ".join(f"{before:6.2f} {after:6.2f}" for before, after in both) + f"   {memory:.0f} MiB", flush=True
+            )
     print(f"{alone.answers + crowded.answers} streams, {alone.bad + crowded.bad} bad")
-    for name in ("first_s", "gaps_s"):
-        before, after = (1e3 * quantile(getattr(log, name), 0.99) for log in (alone, crowded))
-        print(f"{name}, 99th percentile of all: {before:.2f} and {after:.2f} ms, {after / before:.2f} times alone")
+    for number, name in enumerate(("first event", "gap")):
+        before, after = (1e3 * quantile((log.first_s, log.gaps_s)[number], 0.99) for log in (alone, crowded))
+        ratio = median(row[number] for row in ratios)
+        print(f"{name}: {ratio:.2f} times alone (median of {rounds}); of all together {before:.2f} and {after:.2f} ms")
 
 
 async def _timed(front: Program, request: bytes, whole: Log) -> tuple[float, float, float]:
