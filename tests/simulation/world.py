@@ -135,7 +135,6 @@ class SimulatedJob:
     def __init__(self, gateway, request, klass, tenant="t"):
         self.gateway, self.request, self.klass, self.tenant = gateway, request, klass, tenant
         self.size, self.tokens, self.granted_s = 500, request.prompt + request.tokens, 0.0
-        self.host = None
 
     def candidates(self):
         return self.gateway.replicas
@@ -145,6 +144,7 @@ class SimulatedJob:
 
     def start(self, host):
         self.replica = host
+        host.jobs[self] = None
         host.in_flight += 1
         host.most = max(host.most, host.in_flight)
         if host.limit is not None and host.in_flight >= host.limit:
@@ -153,6 +153,7 @@ class SimulatedJob:
 
     def end(self):
         self.replica.in_flight -= 1
+        del self.replica.jobs[self]
         self.gateway.line.states[self.klass.name].began(self.request.first - self.granted_s)
         self.gateway.line.ended(self, well=not self.request.gone)
 

@@ -88,8 +88,7 @@ class Gateway:
             now=self.now,
             options=lambda: self.fleet.snapshot.options,
             ended=self.accounting.ended,
-            entry=lambda model: self.fleet.models.get(model.name, model),
-            granted=self.lines.granted,
+            searched=self.lines.searched,
         )
         self.leasing = Leasing(self.quotas, self.flights.run)
         self.apply(snapshot)
@@ -196,7 +195,11 @@ class Gateway:
         if self.fleet.snapshot.draining:
             raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1.0)
         intake = read_intake(path, exchange.request.body, self.fleet)
-        klass = self._class_of(admitted, intake)
+        classifier = self._classifier
+        if len(intake.body) < classifier.plain_bytes and not admitted.asked and not admitted.outright:
+            klass = classifier.default
+        else:
+            klass = self._class_of(admitted, intake)
         if klass.max_tokens_most or klass.max_tokens or self._tenants:
             bound_answer(intake, klass, self._tenants.get(admitted.caller.tenant))
         lease = admission.admit(exchange, admitted, intake, self._class_lines[klass.name])

@@ -1,7 +1,9 @@
 """Which class a request is of. Pure: from what is known of the request to a name."""
 
+import sys
 from collections.abc import Sequence
 
+from tidegate.gateway.quotas import BYTES_PER_TOKEN
 from tidegate.types import ClassView, RuleView
 
 
@@ -14,6 +16,12 @@ class Classifier:
         self.default = self.classes.get(default) or next(iter(self.classes.values()))
         self._rules = tuple(rules)
         self._plain = tuple(rule for rule in rules if rule.request_type is None)
+        bounds = [rule.prompt_tokens_from for rule in self._plain if _only_by_size(rule)]
+        simple = len(bounds) == len(self._plain)
+        self.plain_bytes = (
+            min((BYTES_PER_TOKEN * (bound or 0) for bound in bounds), default=sys.maxsize) if simple else 0
+        )
+        """Requests that ask for no class, and are shorter, are of the default one: no rule has to be looked at."""
         self.asks_tokens = any(rule.max_tokens_from is not None for rule in rules)
         """Whether a rule looks at `max_tokens`."""
 
@@ -49,3 +57,9 @@ class Classifier:
                 asked = rule.request_type is not None
                 return found if not asked or allowed is None or found.name in allowed else self.default
         return self.default
+
+
+def _only_by_size(rule: RuleView) -> bool:
+    """Whether nothing but the size of the prompt decides."""
+    others = (rule.stream, rule.tenant, rule.model, rule.path, rule.max_tokens_from)
+    return rule.prompt_tokens_from is not None and all(one is None for one in others)

@@ -34,7 +34,7 @@ class Host(Protocol):
     """Tokens that its requests may come to."""
 
     jobs: "dict[Any, None]"
-    """Requests that were sent there first, in order; the line's to keep."""
+    """Requests that it has."""
 
     @property
     def pool(self) -> str:
@@ -48,14 +48,17 @@ class Job(Protocol[Room]):
     """A request."""
 
     klass: ClassView
-    tenant: str
-    size: int
-    """Bytes of its body."""
     tokens: int
     """Tokens of prompt and answer together at most, as far as is known."""
     granted_s: float
-    host: Room | None
-    """Where it was sent first; the line's to set."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
 
     def candidates(self) -> Sequence[Room]:
         """Replicas that it may be sent to, best ones only; empty where there is none now."""
@@ -64,7 +67,7 @@ class Job(Protocol[Room]):
         """One of several that have room."""
 
     def start(self, host: Room) -> None:
-        """It has its permit: ask the replica. Counts itself in `host.in_flight` and `host.tokens`."""
+        """It has its permit: ask the replica. Counts itself in what the host has, until its end."""
 
     def refuse(self, error: RequestError) -> None:
         """It waits no more, and is told why."""
@@ -100,7 +103,9 @@ class Line(Generic[Room]):
 
     def measure(self) -> None:
         """Limits, or who may be asked, have changed."""
-        hosts = list(self._hosts())
+        hosts, now = list(self._hosts()), self._now()
+        for state in self.states.values():
+            state.demand(now)  # counts those that came since
         limits = [host.limit for host in hosts]
         self.counts_tokens = any(host.kv_tokens is not None for host in hosts)
         self.total = None if None in limits else sum(limit for limit in limits if limit is not None)
@@ -111,7 +116,7 @@ class Line(Generic[Room]):
         """Start a request, have it wait, or raise RateLimited or Unavailable."""
         now = self._now()
         state = self.states[job.klass.name]
-        state.arrived(now)
+        state.arrivals.count += 1
         queue = self.queue
         if not queue.count:
             if self._try(job, state, now):
@@ -154,9 +159,6 @@ class Line(Generic[Room]):
         """A request that was started has given its permit back."""
         state = self.states[job.klass.name]
         state.in_flight -= 1
-        if job.host is not None:
-            del job.host.jobs[job]
-            job.host = None
         if well:
             state.done += 1
             state.ended(self._now() - job.granted_s)
@@ -267,8 +269,6 @@ class Line(Generic[Room]):
         host = room[0] if len(room) == 1 else job.pick(room)
         state.in_flight += 1
         job.granted_s = now
-        host.jobs[job] = None
-        job.host = host
         job.start(host)
         return True
 

@@ -1,7 +1,8 @@
 """The fleet as this process sees it: the last snapshot, and what is in flight on each replica."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -13,6 +14,7 @@ from tidegate.gateway.limits import LimitState
 from tidegate.gateway.router import best, least_work_of_two
 from tidegate.http import Endpoint, Outbox
 from tidegate.types import (
+    ClassView,
     FleetSnapshot,
     GatewayOptions,
     Load,
@@ -31,6 +33,12 @@ LAST_RESORT_S: Final = 1.0
 _SUCCEEDED: Final = Succeeded()
 
 
+class Classed(Protocol):
+    """A request of some class."""
+
+    klass: ClassView
+
+
 class Replica:
     """One replica, alive across snapshots for as long as its address and version stay."""
 
@@ -41,7 +49,6 @@ class Replica:
         "_heads",
         "_now",
         "answer_line",
-        "by_class",
         "dialect",
         "endpoint",
         "extra_paths",
@@ -61,6 +68,7 @@ class Replica:
         "rank",
         "requests",
         "returns",
+        "search_at",
         "served_name",
         "set_by_hand",
         "tokens",
@@ -90,13 +98,14 @@ class Replica:
         """Tokens that its cache holds for this process, if known."""
         self.load: Load | None = None
         """What it said of itself last."""
-        self.jobs: dict[object, None] = {}
-        """Requests that were sent here first, in order."""
+        self.jobs: dict[Classed, None] = {}
+        """Requests that it has."""
+        self.search_at = float("inf")
+        """With so many requests it matters how many it can have, and that is not known."""
         self.most = 0
         """The most requests at once since it was looked at last."""
         self.tokens = 0
         """Tokens that its requests may come to."""
-        self.by_class: dict[str, int] = {}
         self._now, self._changed = now, changed
         self.health = Health()
         self._ailing = False
@@ -193,7 +202,7 @@ class Replica:
             health=self.health.out or "",
             outs=dict(self.outs),
             limit=None if self.limit is None else int(self.limit),
-            by_class={name: count for name, count in self.by_class.items() if count},
+            by_class=dict(Counter(flight.klass.name for flight in self.jobs)),
             running=self.load.running if self.load is not None else None,
             waiting=self.load.waiting if self.load is not None else None,
             kv_usage=self.load.kv_usage if self.load is not None else None,
@@ -206,12 +215,17 @@ class ModelEntry:
     __slots__ = ("_askable", "_now", "defaults", "name", "replicas", "view")
 
     def __init__(self, view: ModelView, replicas: tuple[Replica, ...], now: Callable[[], float]) -> None:
-        self.view = view
         self._now = now
+        self._askable: dict[str, list[Replica]] = {}
+        self.see(view, replicas)
+
+    def see(self, view: ModelView, replicas: tuple[Replica, ...]) -> None:
+        """Take what a new snapshot says of it; requests in flight hold on to it."""
+        self.view = view
         self.name = view.name
         self.defaults = view.defaults if view.defaults != Sampling() else None
         self.replicas = replicas
-        self._askable: dict[str, list[Replica]] = {}
+        self._askable.clear()
 
     @property
     def ready(self) -> bool:
@@ -324,10 +338,17 @@ class Fleet:
         for replica in replicas.values():
             replica.peers = [r for r in replicas.values() if r.view.pool == replica.view.pool and r is not replica]
         self.snapshot, self.replicas = snapshot, replicas
-        self.models = {
-            model.name: ModelEntry(model, tuple(r for r in replicas.values() if r.view.model == model.name), self._now)
-            for model in snapshot.models
-        }
+        before, self.models = self.models, {}
+        for model in snapshot.models:
+            serving = tuple(r for r in replicas.values() if r.view.model == model.name)
+            entry = before.pop(model.name, None)
+            if entry is None:
+                entry = ModelEntry(model, serving, self._now)
+            else:
+                entry.see(model, serving)
+            self.models[model.name] = entry
+        for gone in before.values():
+            gone.see(gone.view, ())
         self._by_name = {}
         self.by_json = {}
         for entry in self.models.values():

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from tidegate.gateway.fleet import ModelEntry, Replica
+from tidegate.gateway.fleet import Replica
 from tidegate.gateway.proxy import Flight
 from tidegate.gateway.record import Ended
 from tidegate.types import GatewayOptions
@@ -24,12 +24,11 @@ class Flights:
         now: Callable[[], float],
         options: Callable[[], GatewayOptions],
         ended: Callable[[Ended], None],
-        entry: Callable[[ModelEntry], ModelEntry],
-        granted: Callable[[Replica], None],
+        searched: Callable[[Replica], None],
     ) -> None:
         self.random, self.now, self.options = random, now, options
         self.active: set[Flight] = set()
-        self.entry, self.granted = entry, granted
+        self.searched = searched
         self._record = ended
         self._retries = 0
         self._loop = asyncio.get_running_loop()

@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from tidegate.gateway.fleet import ModelEntry, Replica
+from tidegate.gateway.fleet import Replica
 from tidegate.gateway.record import Ended
 from tidegate.types import GatewayOptions
 
@@ -39,11 +39,8 @@ class Host(Protocol):
     def may_retry(self) -> bool:
         """Whether one more request may be retried after an engine's error; the flight tells `ended` of it."""
 
-    def entry(self, model: ModelEntry) -> ModelEntry:
-        """The model as the last snapshot has it; as it was, where it is gone."""
-
-    def granted(self, replica: Replica) -> None:
-        """A replica was given a request."""
+    def searched(self, replica: Replica) -> None:
+        """It matters now how many requests a replica can have."""
 
     def ended(self, flight: "Flight", record: Ended, *, retried: bool) -> None:
         """A flight has ended. Called once for each that was launched."""

@@ -71,12 +71,10 @@ class Lines:
         self._set(replica, now)
         self.pump()
 
-    def granted(self, replica: Replica) -> None:
-        """A replica got a request: look at it soon if it is not known how many it can have."""
-        replica.most = max(replica.most, replica.in_flight)
-        if self._searching(replica):
-            self._observer.wake(replica)
-            self._tend_soon()
+    def searched(self, replica: Replica) -> None:
+        """A replica has much to do, and it is not known how much it can have: it is looked at soon."""
+        self._observer.wake(replica)
+        self._tend_soon()
 
     def waits(self) -> None:
         """Something waits: it will be looked at."""
@@ -138,17 +136,9 @@ class Lines:
                 limit *= max(EASE_LEAST, age_s / EASE_S)
             limit = max(1.0, limit if self._share == 1 else math.ceil(limit / self._share))
         replica.limit = limit
-
-    @staticmethod
-    def _searching(replica: Replica) -> bool:
-        """Whether it matters now how many slots it has, and is not known."""
-        limit, known = replica.limit, replica.limits
-        return (
-            limit is not None
-            and known is not None
-            and known.slots is None
-            and replica.in_flight >= SEARCH_SHARE * limit
-        )
+        known = replica.limits
+        unknown = limit is not None and known is not None and known.slots is None
+        replica.search_at = SEARCH_SHARE * limit if unknown and limit is not None else float("inf")
 
     def _tend_soon(self) -> None:
         if self._timer is None:
@@ -160,7 +150,7 @@ class Lines:
         busy = False
         for replica in self._fleet.replicas.values():
             self._set(replica, now)
-            if self._searching(replica):
+            if replica.in_flight >= replica.search_at:
                 self._observer.wake(replica)
                 busy = True
         for line in self._lines.values():

@@ -72,6 +72,9 @@ class Flight:
     _tail = b""
     _status = 0
     _moves = 0
+    granted_s = 0.0
+    tokens = 0
+    """Of prompt and answer at most, where that is counted."""
     _permitted = False
     """Whether a permit is held: from the grant to the end, whichever replicas are asked."""
     _retried = False
@@ -98,14 +101,9 @@ class Flight:
     ) -> None:
         self._host = host
         self.klass = klass
-        self.tenant = caller.tenant
-        self.size = len(intake.body)
-        self.tokens = self.size // BYTES_PER_TOKEN + (
-            (asked_tokens(intake) or ANSWER_TOKENS) if line.counts_tokens else 0
-        )
-        self.granted_s = 0.0
-        self.host: Replica | None = None
         self._line = line
+        if line.counts_tokens:
+            self.tokens = len(intake.body) // BYTES_PER_TOKEN + (asked_tokens(intake) or ANSWER_TOKENS)
         self._exchange = exchange
         self._intake = intake
         self._id = request_id
@@ -127,7 +125,17 @@ class Flight:
 
     def candidates(self) -> list[Replica]:
         """The replicas that may be asked."""
-        return self._host.entry(self._intake.model).candidates(self._intake.path, self._refused)
+        return self._intake.model.candidates(self._intake.path, self._refused)
+
+    @property
+    def tenant(self) -> str:
+        """Who asks, for a fair share."""
+        return self._caller.tenant
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait with it."""
+        return len(self._intake.body)
 
     def pick(self, hosts: list[Replica]) -> Replica:
         """One of those that have room: where a long prompt's beginning is known, or the one with less work of two."""
@@ -154,7 +162,7 @@ class Flight:
 
         `continuing`: one that was seen to go on with a text as it would have gone on with its own.
         """
-        model, refused = self._host.entry(self._intake.model), self._refused
+        model, refused = self._intake.model, self._refused
         if version is not None:
             unfit = (r for r in model.replicas if r.view.version != version or (continuing and not r.view.continues))
             refused |= {r.view.id for r in unfit}
@@ -172,9 +180,11 @@ class Flight:
         replica.in_flight += 1
         replica.requests += 1
         replica.tokens += self.tokens
-        name = self.klass.name
-        replica.by_class[name] = replica.by_class.get(name, 0) + 1
-        self._host.granted(replica)
+        replica.jobs[self] = None
+        if replica.in_flight > replica.most:
+            replica.most = replica.in_flight
+            if replica.most >= replica.search_at:
+                self._host.searched(replica)
         connection = replica.endpoint.take(self._host.now())
         if connection is not None:
             self._send(connection)
@@ -406,7 +416,7 @@ class Flight:
     def _give_back(self, replica: Replica) -> None:
         replica.in_flight -= 1
         replica.tokens -= self.tokens
-        replica.by_class[self.klass.name] -= 1
+        replica.jobs.pop(self, None)
 
     # going on elsewhere
 
@@ -414,8 +424,7 @@ class Flight:
         if self._retried or self._replica is None:
             return False
         refused = self._refused | {self._replica.view.id}
-        entry = self._host.entry(self._intake.model)
-        others = [r for r in entry.askable(self._intake.path) if r.view.id not in refused]
+        others = [r for r in self._intake.model.askable(self._intake.path) if r.view.id not in refused]
         return bool(others) and self._host.may_retry()
 
     def _go_elsewhere(self) -> None:

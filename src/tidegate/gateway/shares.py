@@ -30,36 +30,39 @@ RETURN_SHARE: Final = 0.5
 class Arrivals:
     """Requests a second, over the last seconds."""
 
-    __slots__ = ("_at_s", "_begun_s", "_sum")
+    __slots__ = ("_at_s", "_begun_s", "_sum", "count")
 
     def __init__(self) -> None:
+        self.count = 0
+        """Those that have come since somebody last asked; whoever sees one come adds to it."""
         self._sum = 0.0
         self._at_s = self._begun_s = float("-inf")
 
-    def one(self, now: float) -> None:
-        """One has come."""
-        if self._begun_s == float("-inf"):
-            self._begun_s = self._at_s = now
-        self._sum = self._sum * math.exp((self._at_s - now) / ARRIVALS_S) + 1.0
-        self._at_s = now
-
     def rate(self, now: float) -> float:
-        """Requests a second."""
-        if not self._sum:
-            return 0.0
+        """Requests a second. Those that came since the last call count as spread evenly over the time between."""
+        count, self.count = self.count, 0
+        if self._begun_s == float("-inf"):
+            if not count:
+                return 0.0
+            self._begun_s = self._at_s = now
+            self._sum = float(count)
+        passed = max(0.0, now - self._at_s) / ARRIVALS_S
+        kept = math.exp(-passed)
+        self._sum = self._sum * kept + (count * (1.0 - kept) / passed if passed > 1e-6 else count)
+        self._at_s = now
         seen_s = ARRIVALS_S * -math.expm1((self._begun_s - now) / ARRIVALS_S)
-        return self._sum * math.exp((self._at_s - now) / ARRIVALS_S) / max(seen_s, 0.5)
+        return self._sum / max(seen_s, 0.5)
 
 
 class ClassState:
     """What is known of one class at one model."""
 
     __slots__ = (
-        "_arrivals",
         "_ended",
         "_first_s",
         "_next_return_s",
         "_variance",
+        "arrivals",
         "done",
         "duration_s",
         "first_tokens_s",
@@ -77,15 +80,11 @@ class ClassState:
         self.refused = self.done = self.tokens = 0
         self.first_tokens_s: list[float] = []
         """Of the last second."""
-        self._arrivals = Arrivals()
+        self.arrivals = Arrivals()
         self._next_return_s = float("-inf")
         self._ended = 0
         self._variance = 0.0
         self._first_s = 0.0
-
-    def arrived(self, now: float) -> None:
-        """A request has come."""
-        self._arrivals.one(now)
 
     def ended(self, duration_s: float) -> None:
         """One has ended well after so many seconds with a permit."""
@@ -106,7 +105,7 @@ class ClassState:
 
     def demand(self, now: float) -> float:
         """Slots that its arrivals fill on average."""
-        return self._arrivals.rate(now) * self.holds_s
+        return self.arrivals.rate(now) * self.holds_s
 
     @property
     def holds_s(self) -> float:
