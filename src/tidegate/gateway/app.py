@@ -27,7 +27,7 @@ from tidegate.gateway.flights import Flights
 from tidegate.gateway.health import Failure
 from tidegate.gateway.intake import Intake, read_intake
 from tidegate.gateway.lines import Lines
-from tidegate.gateway.metrics import Metrics
+from tidegate.gateway.metrics import Metrics, ModelCounters
 from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
 from tidegate.gateway.quotas import BYTES_PER_TOKEN, Quotas
@@ -64,6 +64,7 @@ class Gateway:
         self.observer = Observer(now=clock, stuck_s=lambda: self.fleet.snapshot.options.stuck_s)
         self.fleet.on_change = self._changed
         self.metrics = Metrics()
+        self._counters: dict[str, ModelCounters] = {}
         self.accounting = Accounting(self.metrics, access_log)
         self.quotas = Quotas()
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
@@ -204,7 +205,9 @@ class Gateway:
             bound_answer(intake, klass, self._tenants.get(admitted.caller.tenant))
         lease = admission.admit(exchange, admitted, intake, self._class_lines[klass.name])
         name = intake.model.name
-        counters = self.metrics.model(name)
+        counters = self._counters.get(name)
+        if counters is None:
+            counters = self._counters[name] = self.metrics.model(name)
         identifier = self._request_id(exchange)
         line = self.lines.of(name)
         flight = Flight(

@@ -1,7 +1,8 @@
 """Who asks: the key of a request, whom it may speak for, and what an anonymous listener lets in.
 
-A key is looked up by its SHA-256. Nothing here compares secrets: how long the look-up takes depends on a digest that
-whoever guesses keys can neither choose nor see, so it tells nothing about how near a guess was.
+A key is looked up by its SHA-256, or, once it was shown and found valid, by the header as it came. Nothing here
+compares secrets byte by byte: how long a look-up takes depends on a digest or a keyed hash that whoever guesses keys can
+neither choose nor see, so it tells nothing about how near a guess was.
 
 An anonymous listener serves the people of its own machine. A browser there could be made to speak for a stranger's
 page, so it answers only to its own names (DNS rebinding), takes no forms, and nothing that a proxy forwarded.
@@ -32,6 +33,7 @@ USER: Final = b"x-tidegate-user"
 CLASS: Final = b"x-tidegate-class"
 _ACT_AS: Final = frozenset((TENANT, USER, CLASS))
 _NOTABLE: Final = FORWARDED | _ACT_AS | {REQUEST_TYPE}
+MAX_SHOWN: Final = 4096
 MAX_NAME_CHARS: Final = 200
 """Of a tenant or user that a service key speaks for."""
 
@@ -125,6 +127,8 @@ class Gatekeeper:
         self._keys = {key.digest: key for key in snapshot.keys}
         self._holders: dict[str, Holder] = {}
         """Of the keys that were shown since this snapshot: with thousands of keys a snapshot is no pause."""
+        self._shown: dict[bytes, Holder] = {}
+        """By the header that showed a key that is valid: it need not be hashed again until the next snapshot."""
         self._anybody = Holder(None, None)
         self._any_address = listen_host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
         self._last_host = b"localhost"
@@ -165,6 +169,17 @@ class Gatekeeper:
         self._last_host = host
 
     def _holder(self, authorization: bytes) -> Holder:
+        """Whose key a header shows. Raises Unauthorized."""
+        holder = self._shown.get(authorization)
+        if holder is None:
+            holder = self._look_up(authorization)
+            if len(self._shown) < MAX_SHOWN:
+                self._shown[authorization] = holder
+        if holder.expires_at_s is not None and holder.expires_at_s <= self._now_s():
+            raise Unauthorized("the API key is not valid", code="invalid_api_key")
+        return holder
+
+    def _look_up(self, authorization: bytes) -> Holder:
         scheme, _, secret = authorization.partition(b" ")
         if scheme != b"Bearer" and scheme.lower() != b"bearer":
             secret = b""
@@ -174,7 +189,7 @@ class Gatekeeper:
             )
         digest = hashlib.sha256(secret.strip()).hexdigest()
         holder = self._holders.get(digest) or self._learn(digest)
-        if holder is None or (holder.expires_at_s is not None and holder.expires_at_s <= self._now_s()):
+        if holder is None:
             raise Unauthorized("the API key is not valid", code="invalid_api_key")
         return holder
 
