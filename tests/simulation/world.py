@@ -122,6 +122,7 @@ class SimulatedReplica:
 
     def set(self):
         self.limit = None if self.state.limit is None else max(1.0, self.state.limit / self._share)
+        self.room = float("inf") if self.limit is None else int(self.limit)
 
     def look(self, now, wait_s=0.0):
         self.state = limits.after(

@@ -28,6 +28,8 @@ class Host(Protocol):
     in_flight: int
     limit: float | None
     """Most requests at once; None bounds nothing."""
+    room: float
+    """The same as a whole number; infinite where nothing bounds it."""
     kv_tokens: int | None
     """Tokens that its cache holds, if known."""
     tokens: int
@@ -112,9 +114,9 @@ class Line(Generic[Room]):
 
     # requests
 
-    def submit(self, job: Job[Room]) -> None:
+    def submit(self, job: Job[Room], now: float | None = None) -> None:
         """Start a request, have it wait, or raise RateLimited or Unavailable."""
-        now = self._now()
+        now = self._now() if now is None else now
         state = self.states[job.klass.name]
         state.arrivals.count += 1
         queue = self.queue
@@ -155,13 +157,13 @@ class Line(Generic[Room]):
         self.queue.remove(entry)
         return True
 
-    def ended(self, job: Job[Room], *, well: bool) -> None:
+    def ended(self, job: Job[Room], *, well: bool, now: float | None = None) -> None:
         """A request that was started has given its permit back."""
         state = self.states[job.klass.name]
         state.in_flight -= 1
         if well:
             state.done += 1
-            state.ended(self._now() - job.granted_s)
+            state.ended((self._now() if now is None else now) - job.granted_s)
         if self.queue.count:
             self.pump()
 
@@ -259,7 +261,9 @@ class Line(Generic[Room]):
         candidates = job.candidates()
         pools = state.view.pools
         if not pools:
-            room = [host for host in candidates if self._has_room(host, job)]
+            room = [] if self.counts_tokens else [host for host in candidates if host.in_flight < host.room]
+            if not room:
+                room = [host for host in candidates if self._has_room(host, job)]
         else:
             room = []
             for pool in pools:

@@ -68,6 +68,7 @@ class Replica:
         "rank",
         "requests",
         "returns",
+        "room",
         "search_at",
         "served_name",
         "set_by_hand",
@@ -89,6 +90,8 @@ class Replica:
         self.in_flight = self.requests = self.failures = 0
         self.limit: float | None = None
         """Most requests at once; None bounds nothing."""
+        self.room = float("inf")
+        """The same as a whole number."""
         self.limits: LimitState | None = None
         self.limits_by: object = None
         """What `limits` was begun with."""

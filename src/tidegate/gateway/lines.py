@@ -136,6 +136,7 @@ class Lines:
                 limit *= max(EASE_LEAST, age_s / EASE_S)
             limit = max(1.0, limit if self._share == 1 else math.ceil(limit / self._share))
         replica.limit = limit
+        replica.room = math.inf if limit is None else int(limit)
         known = replica.limits
         unknown = limit is not None and known is not None and known.slots is None
         replica.search_at = SEARCH_SHARE * limit if unknown and limit is not None else float("inf")

@@ -116,7 +116,7 @@ class Flight:
 
     def launch(self) -> None:
         """Ask a replica, or wait until one has room. Raises RequestError where none will; nothing has been counted then."""
-        self._line.submit(self)
+        self._line.submit(self, self._started_s)
         self._counters.in_flight += 1
         if not self._exchange.finished:
             self._exchange.on_disconnect = self._client_gone
@@ -614,7 +614,7 @@ class Flight:
             if len(state.first_tokens_s) < FIRST_TOKENS:
                 state.first_tokens_s.append(first - started)
         self._permitted = False
-        line.ended(self, well=outcome is Outcome.DONE and self._status < 400)
+        line.ended(self, well=outcome is Outcome.DONE and self._status < 400, now=now)
 
     def _own_headers(self) -> bytes:
         """The headers by which a client knows its request again, as lines."""
