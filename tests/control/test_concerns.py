@@ -134,8 +134,10 @@ def test_before_a_model_has_a_name_nothing_is_said_of_names_and_afterwards_it_is
     assert told.startswith("rule.1.model: there is no model named 'ernie'")
 
 
-def test_a_key_that_may_not_have_the_class_that_a_rule_gives_its_tenant_is_told():
-    flags = {"class": [{"name": "premium"}], "rule": [{"class": "premium", "tenant": "sales"}]}
+def test_a_key_that_may_not_ask_for_the_class_that_a_rule_is_to_give_its_tenant_is_told():
+    given = {"class": [{"name": "premium"}], "rule": [{"class": "premium", "tenant": "sales"}]}
+    assert found(given, keys=[KeyView("d", "anna", "sales")]) == ()  # nobody has to ask
+    flags = {**given, "rule": [{"class": "premium", "tenant": "sales", "request_type": "fast"}]}
     (told,) = found(flags, keys=[KeyView("d", "anna", "sales"), KeyView("e", "bert", "ops")])
-    assert told.startswith("key 'anna': rule.1 is for its tenant, but it may not have the class 'premium'")
+    assert told.startswith("key 'anna': rule.1 is for its tenant, but it may not ask for the class 'premium'")
     assert found(flags, keys=[KeyView("d", "anna", "sales", classes=("premium",))]) == ()

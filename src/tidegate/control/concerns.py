@@ -197,8 +197,8 @@ def _key(key: KeyView, classes: Sequence[ClassView], rules: Sequence[RuleView], 
             yield f"key {key.name!r}: may ask for the model {name!r}, which does not exist"
     allowed = key.classes or BUILT_IN_CLASSES
     for rule in rules:
-        if rule.tenant == key.tenant and rule.request_type is None and rule.klass not in allowed:
+        if rule.tenant == key.tenant and rule.request_type is not None and rule.klass not in allowed:
             yield (
-                f"key {key.name!r}: rule.{rule.position} is for its tenant, but it may not have the class {rule.klass!r}, "
+                f"key {key.name!r}: rule.{rule.position} is for its tenant, but it may not ask for the class {rule.klass!r}, "
                 "so that its requests are standard; `tidegate keys create --class` allows one"
             )
