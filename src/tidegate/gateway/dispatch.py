@@ -174,7 +174,11 @@ class Line(Generic[Room]):
             self._refuse_overdue(now)
 
         def start(entry: Entry[Job[Room]]) -> bool:
-            return self._try(entry.item, self.states[entry.klass.name], now)
+            try:
+                return self._try(entry.item, self.states[entry.klass.name], now)
+            except RequestError as error:  # since it came, the fleet has become one that does not have what it asks for
+                self._drop(entry, error)
+                return False
 
         while self.queue.count:
             entry = self.queue.take(start, self._work)

@@ -17,6 +17,9 @@ class Lease(Protocol):
     def end(self, tokens: int | None) -> None:
         """The request has ended, and cost so many tokens; None where nobody told, and the estimate has to do."""
 
+    def cancel(self) -> None:
+        """The request was never asked of an engine: it costs nothing."""
+
 
 class Host(Protocol):
     """What a flight needs of the gateway."""

@@ -577,7 +577,9 @@ class Flight:
         usage = self._usage
         if relay is not None:
             usage = relay.usage or (Usage(0, relay.progress) if relay.progress else None)
-        if self._lease is not None:
+        if self._lease is not None and not self._permitted:
+            self._lease.cancel()
+        elif self._lease is not None:
             told = usage is not None and (relay is None or relay.usage is not None)
             self._lease.end(usage.prompt_tokens + usage.completion_tokens if usage is not None and told else None)
         intake, started, first = self._intake, self._started_s, self._first_s
