@@ -210,6 +210,7 @@ class Gateway:
             counters = self._counters[name] = self.metrics.model(name)
         identifier = self._request_id(exchange)
         line = self.lines.of(name)
+        exchange.client = self.client_address(exchange)
         flight = Flight(
             self.flights,
             exchange,

@@ -405,6 +405,7 @@ class Flight:
         replica, self._replica = self._replica, None
         if replica is not None:
             self._give_back(replica)
+        self._exchange.on_pause = self._exchange.on_resume = None  # they lead to the connection that is left
         self._head = self._assembly = None
         self._events = False
         self._tail = b""
@@ -601,6 +602,7 @@ class Flight:
             usage.completion_tokens if usage is not None else None,
             self._code,
             self._moves,
+            self._exchange.client,
         )
         self._host.ended(self, record, retried=self._retried)
         line = self._line
