@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from alembic.script import ScriptDirectory
 
 from tidegate.errors import SettingError, StoreError
 from tidegate.store import KeyStore, migrations, open_database
+from tidegate.store.database import Touch
 from tidegate.store.tables import metadata
 
 
@@ -194,3 +196,22 @@ def test_a_sqlite_url_is_another_place_for_the_file(tmp_path, file):
     open_database(file, f"sqlite:///{tmp_path}/other.db").close()
     assert (tmp_path / "other.db").stat().st_mode & 0o777 == 0o600
     assert not file.exists()
+
+
+def test_a_look_at_the_files_tells_that_somebody_has_written(tmp_path):
+    """Cheap enough for a loop that serves requests; a time that is too young to tell counts as a write."""
+    clock = time.time
+    database = open_database(tmp_path / "state.db")
+    touch = Touch(tmp_path / "state.db", now=lambda: clock() + 10)
+    assert touch.changed()
+    assert not touch.changed()
+    other = open_database(tmp_path / "state.db")
+    KeyStore(other).create("anna")
+    assert touch.changed()
+    assert not touch.changed()
+    young = Touch(tmp_path / "state.db", now=lambda: clock() - 10)
+    assert young.changed()
+    assert young.changed()
+    assert Touch(tmp_path / "none.db").changed()
+    other.close()
+    database.close()

@@ -27,10 +27,15 @@ KEYS_S: Final = 0.5
 class FixedFleet:
     """Keeps a gateway's snapshot true: which engines answer, what they serve, which keys there are."""
 
-    def __init__(self, settings: Settings, keys: Callable[[], Keys]) -> None:
-        """`settings` has pools of external engines only. `keys` blocks, and is called in a thread."""
+    def __init__(
+        self, settings: Settings, keys: Callable[[], Keys], touched: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`settings` has pools of external engines only. `keys` blocks, and is called in a thread.
+
+        `touched` says, without blocking, whether they may have changed since it was last called.
+        """
         self._settings = with_defaults(settings)
-        self._read_keys = keys
+        self._read_keys, self._touched = keys, touched
         self._keys = keys()
         self._keys_trouble = ""
         self._number = 0
@@ -108,7 +113,7 @@ class FixedFleet:
     async def _watch_keys(self, gateway: Gateway) -> None:
         """An engine that is slow to answer does not keep a revoked key alive."""
         while True:
-            if await self._keys_changed():
+            if (self._touched() or self._keys_trouble) and await self._keys_changed():
                 gateway.apply(self.snapshot())
             await asyncio.sleep(KEYS_S)
 

@@ -135,7 +135,7 @@ def _serve_alone(settings: Settings) -> int:
         logs.get().info("gateway listening", url=url, engines=[url for pool in settings.pool for url in pool.urls])
         access_log = _own_access_log(home)
         try:
-            fleet = FixedFleet(settings, store.keys)
+            fleet = FixedFleet(settings, store.keys, store.touched)
             host, _ = split_address(section.listen)
 
             async def beside(gateway: Gateway) -> None:

@@ -12,6 +12,7 @@ from tidegate.cli.parts import Store
 from tidegate.config import Settings
 from tidegate.control.snapshot import Keys
 from tidegate.home import Home
+from tidegate.store.database import Touch
 from tidegate.types import UsageCount
 
 
@@ -22,12 +23,17 @@ class OwnStore:
         self._settings, self._home = settings, home
         self._store: Store | None = None
         self._opening = threading.Lock()
+        self._touch = Touch(home.database) if settings.store.url is None else None
 
     def keys(self) -> Keys:
         """The keys of this moment. Blocks; raises StoreError, SettingError."""
         if self._store is None and self._settings.store.url is None and not self._home.database.exists():
             return Keys()
         return self._opened().keys()
+
+    def touched(self) -> bool:
+        """Whether the keys may be others than the last time; costs next to nothing, and blocks for nobody."""
+        return self._touch is None or self._touch.changed()
 
     def add_usage(self, usage: Sequence[UsageCount]) -> None:
         """Add to the table of usage. Blocks; raises OperatorError."""

@@ -6,10 +6,11 @@ SQLite (write-ahead log) is the default: one file, closed to other users. Postgr
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -22,6 +23,33 @@ BUSY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 MIGRATION_LOCK = 0x7469_6465
 """PostgreSQL advisory lock: one process migrates at a time ("tide")."""
+
+
+class Touch:
+    """Whether a SQLite file may have been written: a look at two files' times, for those who cannot even ask a thread."""
+
+    FRESH_S: Final = 0.1
+    """A time as young as this may stay the same through a further write: such a file counts as written again."""
+
+    def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
+        """`now` gives CLOCK_REALTIME seconds, as the file system does."""
+        self._files = (file, Path(f"{file}-wal"))
+        self._now = now
+        self._last: list[tuple[int, int, int]] = []
+
+    def changed(self) -> bool:
+        """Whether anything was written since the last call; true at the first."""
+        seen: list[tuple[int, int, int]] = []
+        for file in self._files:
+            try:
+                one = file.stat()
+            except OSError:
+                seen.append((0, 0, 0))
+            else:
+                seen.append((one.st_ino, one.st_size, one.st_mtime_ns))
+        fresh = max(mtime for _, _, mtime in seen) > (self._now() - self.FRESH_S) * 1e9
+        before, self._last = self._last, seen
+        return fresh or seen != before
 
 
 class Database:
