@@ -65,7 +65,8 @@ class EventRelay:
 
     def attach(self, connection: Connection) -> None:
         """Let whole events flow from socket to socket, for as long as nothing has to be looked at."""
-        if self._piped and self._exchange.chunked and not (self._tail or self.torn or self.finished):
+        over = self.finished or self._done
+        if self._piped and self._exchange.chunked and not (self._tail or self.torn or over):
             self._attached = connection
             self._pass_on(connection)
 
