@@ -94,6 +94,7 @@ class Gateway:
         self.leasing = Leasing(self.quotas, self.flights.run)
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
+        self.metrics.classes = self.lines.waiting
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
         self._registry = process_metrics()
         self._registry.register(self.metrics)

@@ -222,13 +222,13 @@ class Line(Generic[Room]):
         return (ahead + 1) / rate if rate > 0 else 0.0
 
     def report(self) -> list[ClassReport]:
-        """What the classes are doing; forgets the first tokens that it tells."""
+        """What the classes are doing."""
         now = self._now()
         reports: list[ClassReport] = []
         for state in self.states.values():
             queued = self.queue.waiting(state.view.name)
             wait_s = self.foreseen_s(state.view, now) if queued else 0.0
-            firsts, state.first_tokens_s = tuple(state.first_tokens_s), []
+            firsts = tuple(state.first_tokens_s)
             reports.append(
                 ClassReport(
                     state.view.name, queued, wait_s, state.in_flight, state.refused, state.done, state.tokens, firsts

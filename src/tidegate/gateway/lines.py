@@ -88,6 +88,14 @@ class Lines:
                 line.pump()
 
     def report(self) -> tuple[ClassReport, ...]:
+        """What the classes of all models are doing; forgets the first tokens that it tells."""
+        reports = self.waiting()
+        for line in self._lines.values():
+            for state in line.states.values():
+                state.first_tokens_s = []
+        return reports
+
+    def waiting(self) -> tuple[ClassReport, ...]:
         """What the classes of all models are doing."""
         whole: dict[str, ClassReport] = {}
         for line in self._lines.values():

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from tidegate.gateway.record import Ended
 from tidegate.gateway.usage_sums import OTHER
-from tidegate.types import Outcome, ReplicaReport
+from tidegate.types import ClassReport, Outcome, ReplicaReport
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BUCKETS_TOKENS_PER_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
@@ -75,6 +75,8 @@ class Metrics(Collector):
         self.tenants_max = 0
         self.connections: Callable[[], int] = int
         self.replicas: Callable[[], Iterable[ReplicaReport]] = tuple
+        self.classes: Callable[[], Iterable[ClassReport]] = tuple
+        """What waits, by class."""
         self.settle: Callable[[], None] = lambda: None
         """Adds what was counted and is not in here yet."""
         self.dropped_lines: Callable[[], dict[str, int]] = dict
@@ -162,6 +164,7 @@ class Metrics(Collector):
         for reason, count in self.dropped_lines().items():
             dropped.add_metric((reason,), count)
         yield dropped
+        yield from self._collect_classes()
         yield from self._collect_replicas()
 
     def _collect_requests(self) -> Iterator[Metric]:
@@ -204,6 +207,21 @@ class Metrics(Collector):
             completion.add_metric(key, completion_tokens)
         yield from (prompt, completion)
 
+    def _collect_classes(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("tidegate_queue_requests", "Requests that wait for a replica.", labels=("class",))
+        foreseen = GaugeMetricFamily(
+            "tidegate_queue_wait_seconds", "What a request that came now would wait.", labels=("class",)
+        )
+        busy = CounterMetricFamily(
+            "tidegate_requests_refused_busy", "Requests told to come again later.", labels=("class",)
+        )
+        for report in self.classes():
+            label = (self._label("class", report.name, CLASSES_MAX),)
+            waiting.add_metric(label, report.queued)
+            foreseen.add_metric(label, report.wait_s)
+            busy.add_metric(label, report.refused)
+        yield from (waiting, foreseen, busy)
+
     def _collect_replicas(self) -> Iterator[Metric]:
         busy = GaugeMetricFamily("tidegate_replica_in_flight", "Requests on a replica.", labels=("replica",))
         asked = CounterMetricFamily("tidegate_replica_requests", "Times a replica was asked.", labels=("replica",))
@@ -215,6 +233,13 @@ class Metrics(Collector):
         outs = CounterMetricFamily(
             "tidegate_replica_outs", "Times a replica was taken out.", labels=("replica", "reason")
         )
+        limit = GaugeMetricFamily("tidegate_replica_limit", "Most requests it may have at once.", labels=("replica",))
+        permits = GaugeMetricFamily(
+            "tidegate_replica_permits", "Requests it has, by class.", labels=("replica", "class")
+        )
+        running = GaugeMetricFamily("tidegate_engine_running", "Sequences an engine computes.", labels=("replica",))
+        waiting = GaugeMetricFamily("tidegate_engine_waiting", "Sequences that wait in it.", labels=("replica",))
+        cache = GaugeMetricFamily("tidegate_engine_kv_usage", "Share of its KV cache in use.", labels=("replica",))
         for report in self.replicas():
             label = (report.id,)
             healthy.add_metric(label, float(not report.health))
@@ -224,7 +249,17 @@ class Metrics(Collector):
             asked.add_metric(label, report.requests)
             failed.add_metric(label, report.failures)
             reachable.add_metric(label, float(report.reachable))
-        yield from (busy, asked, failed, reachable, healthy, outs)
+            for name, count in report.by_class.items():
+                permits.add_metric((report.id, self._label("class", name, CLASSES_MAX)), count)
+            for family, value in (
+                (limit, report.limit),
+                (running, report.running),
+                (waiting, report.waiting),
+                (cache, report.kv_usage),
+            ):
+                if value is not None:
+                    family.add_metric(label, float(value))
+        yield from (busy, asked, failed, reachable, healthy, outs, limit, permits, running, waiting, cache)
 
 
 def _status(status: int) -> str:

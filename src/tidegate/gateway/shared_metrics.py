@@ -34,7 +34,17 @@ REMEMBERED: Final = 256
 COUNTERS: Final = frozenset(("counter", "histogram", "summary"))
 LEAST: Final = frozenset(("process_start_time_seconds", "tidegate_replica_reachable", "tidegate_replica_healthy"))
 """Gauges whose least value of all processes stands for all; of other ones it is the sum."""
-MOST: Final = frozenset(("process_max_fds", "python_info"))
+MOST: Final = frozenset(
+    (
+        "process_max_fds",
+        "python_info",
+        "tidegate_queue_wait_seconds",
+        "tidegate_engine_running",
+        "tidegate_engine_waiting",
+        "tidegate_engine_kv_usage",
+    )
+)
+"""Gauges of which the greatest stands for all: every process reads the same of an engine."""
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]
