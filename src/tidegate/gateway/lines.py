@@ -125,7 +125,8 @@ class Lines:
         )
         replica.most = replica.in_flight
         if load is not None:
-            replica.kv_tokens = load.kv_tokens // self._share if load.kv_tokens else None
+            shared = load.kv_tokens is not None and load.slots is None  # else each slot has a part of its own
+            replica.kv_tokens = (load.kv_tokens or 0) // self._share if shared else None
             replica.load = load
         self._set(replica, now)
         line.measure()
