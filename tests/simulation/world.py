@@ -186,11 +186,10 @@ class Gateway:
         self.world.later(1.0, self._look)
 
     def _tend(self):
-        if True:
-            for replica in self.replicas:
-                if replica.limit is not None and replica.in_flight >= 0.6 * replica.limit:
-                    self.wake(replica)
-            self.line.look()
+        for replica in self.replicas:
+            if replica.limit is not None and replica.in_flight >= 0.6 * replica.limit:
+                self.wake(replica)
+        self.line.look()
         self.world.later(0.05, self._tend)
 
     def wake(self, replica):
@@ -248,7 +247,7 @@ class Mix:
         return engines * 1e3 / sum(share * (self.tokens[k] * step + prefill_ms) for k, share in self.shares.items())
 
 
-def arrive(world, ask, mix, rate, begin, end, rng):
+def arrive(world, ask, mix, rate, *, begin, end, rng):
     """Poisson arrivals; the requests, as they become."""
     requests = []
     time = begin
