@@ -15,7 +15,9 @@ from tidegate.types import (
     CLASSES,
     RULES,
     ClassView,
+    DialectName,
     FleetSnapshot,
+    GatewayOptions,
     LimitOptions,
     ModelView,
     Outcome,
@@ -261,6 +263,68 @@ async def test_a_request_that_waits_goes_to_a_replica_that_comes(one_slot, engin
         held.release()
         assert (await first.answer()).status == 200
     assert (len(one.asked), len(other.asked)) == (1, 1)
+
+
+async def test_what_waits_is_told_when_the_engine_dies_and_served_when_it_is_back(one_slot, engine):
+    held = Held()
+    one = await engine(held)
+    running, line = await one_slot(one.view())
+    async with await running.connect() as first, await running.connect() as second:
+        first.request("POST", CHAT, body())
+        await until(lambda: one.asked)
+        second.request("POST", CHAT, body())
+        await until(lambda: line.queue.count == 1, WAITING)
+        held.release()  # the first one's script ends with its connection
+        await one.stop()
+        assert (await first.answer()).status in {502, 503}
+        answer = await second.answer()
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "no_replica_ready")
+        assert answer.headers["retry-after"] == "2"
+        assert line.queue.count == 0
+        await one.start(Held())
+        one.script.release()
+        later(running, 60.0)  # one request in a while may try a replica that nobody could connect to
+        assert (await second.ask("POST", CHAT, body())).status == 200
+    assert running.outcomes == {"done": 1, "failed": 2}
+
+
+@pytest.mark.parametrize("gone", ["the path", "the model"])
+async def test_what_waits_is_told_when_the_fleet_no_longer_has_what_it_asks_for(one_slot, engine, gone):
+    held = Held()
+    one = await engine(held)
+    running, line = await one_slot(one.view())
+    content = json.dumps({"model": "m", "text_1": "a", "text_2": "b"}).encode()
+    async with await running.connect() as first, await running.connect() as second:
+        first.request("POST", "/v1/score", content)
+        await until(lambda: one.asked)
+        second.request("POST", "/v1/score", content)
+        await until(lambda: line.queue.count == 1, WAITING)
+        snapshot = FleetSnapshot(number=2, limits=ONE)
+        if gone == "the path":
+            views = (one.view(dialect=DialectName.LLAMACPP),)
+            snapshot = FleetSnapshot(number=2, models=(ModelView("m"),), replicas=views, limits=ONE)
+        running.gateway.apply(snapshot)
+        held.release()
+        assert (await first.answer()).status == 200
+        answer = await second.answer()
+        assert answer.status == (404 if gone == "the path" else 503)
+        assert line.queue.count == 0
+    assert len(one.asked) == 1
+
+
+async def test_what_waits_beyond_the_time_of_a_whole_answer_is_ended(one_slot, engine):
+    held = Held()
+    one = await engine(held)
+    running, line = await one_slot(one.view(), options=GatewayOptions(total_timeout_s=5.0))
+    async with await running.connect() as first, await running.connect() as second:
+        first.request("POST", CHAT, body())
+        await until(lambda: one.asked)
+        second.request("POST", CHAT, body())
+        await until(lambda: line.queue.count == 1, WAITING)
+        running.gateway.flights.look(time.monotonic() + 6.0)
+        assert (await first.answer()).status == (await second.answer()).status == 504
+        held.release()
+    assert running.outcomes == {"failed": 2}
 
 
 # classes
