@@ -15,10 +15,14 @@ class Held:
     def __init__(self) -> None:
         self.gates: list[asyncio.Event] = []
         """One for each request, in the order in which they came."""
+        self.always = False
+        """Whether every gate is open from now on."""
 
     async def __call__(self, wire, asked) -> None:
         gate = asyncio.Event()
         self.gates.append(gate)
+        if self.always:
+            gate.set()
         stream = asked.json.get("stream")
         if stream:
             await wire.send(STREAM_HEAD, chunk(event("a")))
