@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.errors import RequestError
+from tidegate.errors import NotFound, RequestError
 from tidegate.gateway.dispatch import Line
 from tidegate.types import CLASSES, LimitOptions, TenantView
 
@@ -38,14 +38,16 @@ class Host:
 class Job:
     size, granted_s = 500, 0.0
 
-    def __init__(self, run, klass, tenant, tokens):
-        self.run, self.klass, self.tenant, self.tokens = run, BY_NAME[klass], tenant, tokens
+    def __init__(self, run, klass, tenant, tokens, *, plain):
+        self.run, self.klass, self.tenant, self.tokens, self.plain = run, BY_NAME[klass], tenant, tokens, plain
         self.state = "new"
         self.refused_with = None
         self.due_s = None
         """What its line has promised: it waits no longer than until then."""
 
     def candidates(self):
+        if not self.plain and not self.run.serves_all:
+            raise NotFound("no replica has what it asks for")
         return self.run.usable()
 
     def pick(self, hosts):
@@ -65,6 +67,7 @@ class Job:
         assert self.state == "waiting", f"refused one that {self.state}"
         assert isinstance(error, RequestError)
         self.state, self.refused_with = "refused", error
+        self.run.dropped = self.run.dropped or isinstance(error, NotFound)
 
     def end(self, *, well):
         self.state = "ended"
@@ -82,6 +85,10 @@ class Run:
     def __init__(self, hosts):
         self.now, self.grants = 100.0, 0
         self.hosts, self.jobs = hosts, []
+        self.serves_all = True
+        """Whether the fleet has what those that are not plain ask for."""
+        self.dropped = False
+        """Whether one was refused, in the last step that asked everybody, because the fleet has not got that any more."""
         self.line = Line(self.usable, lambda: self.now)
         self.line.apply(CLASSES, (TenantView("x", weight=3.0),), OPTIONS)
 
@@ -93,8 +100,8 @@ class Run:
 
     # steps
 
-    def arrive(self, klass, tenant, tokens):
-        job = Job(self, klass, tenant, tokens)
+    def arrive(self, klass, tenant, tokens, plain=True):  # noqa: FBT002
+        job = Job(self, klass, tenant, tokens, plain=plain)
         self.jobs.append(job)
         latest_s = self.now + self.line.states[klass].max_wait_s
         try:
@@ -105,6 +112,10 @@ class Run:
             return
         if job.state == "new":
             job.state, job.due_s = "waiting", latest_s
+
+    def burst(self, klass, tenant, tokens, count):
+        for _ in range(count):
+            self.arrive(klass, tenant, tokens)
 
     def end(self, which, well):
         running = self.of("running")
@@ -135,6 +146,10 @@ class Run:
 
     def reach(self, which, usable):
         self.hosts[which % len(self.hosts)].usable = usable
+        self.line.look()
+
+    def serve(self, serves_all):
+        self.serves_all = serves_all
         self.line.look()
 
     def wait(self, seconds):
@@ -183,46 +198,57 @@ class Run:
         assert (len(self.line.queue), self.line.queue.bytes, self.line._entries) == (0, 0, {})
 
 
-LIMITS = st.sampled_from([None, 1.0, 1.5, 2.0, 3.7, 16.0, 32.0])
+LIMITS = st.sampled_from([1.0, 1.0, 1.5, 2.0, 2.0, 3.7, 5.0, 16.0, 32.0, None])
 WHICH = st.integers(0, 30)
-ARRIVE = st.tuples(
-    st.just("arrive"),
-    st.sampled_from([*BY_NAME, "interactive", "standard"]),
-    st.sampled_from("xyz"),
-    st.sampled_from([10, 50, 400]),
-)
+TENANTS, TOKENS = st.sampled_from("xyz"), st.sampled_from([10, 50, 400])
+CLASS_NAMES = st.sampled_from(["standard", *BY_NAME])
+ARRIVE = st.tuples(st.just("arrive"), CLASS_NAMES, TENANTS, TOKENS, st.integers(0, 9).map(bool))
+BURST = st.tuples(st.just("burst"), CLASS_NAMES, TENANTS, TOKENS, st.integers(2, 9))
 STEP = st.one_of(
     ARRIVE,
     ARRIVE,
+    BURST,
     st.tuples(st.just("end"), WHICH, st.booleans()),
     st.tuples(st.just("leave"), WHICH),
     st.tuples(st.just("look")),
     st.tuples(st.just("limit"), WHICH, LIMITS),
     st.tuples(st.just("wait"), st.sampled_from([0.001, 0.05, 0.3, 1.0, 20.0, 70.0])),
 )
-REACH = st.tuples(st.just("reach"), WHICH, st.booleans())
-STEPS = st.lists(st.one_of(STEP, STEP, STEP, REACH), max_size=60)
+RARE = st.one_of(
+    st.tuples(st.just("reach"), WHICH, st.booleans()),
+    st.tuples(st.just("reach"), WHICH, st.just(True)),
+    st.tuples(st.just("serve"), st.booleans()),
+)
+STEPS = st.lists(st.one_of(*[STEP] * 9, RARE), min_size=20, max_size=80)
+
+
+ASKS_ALL = {"end", "look", "limit", "reach", "serve"}
+"""Steps after which everybody who waits is asked again."""
 
 
 def play(run, steps, check):
     for name, *arguments in steps:
+        if name in ASKS_ALL:
+            run.dropped = False
         getattr(run, name)(*arguments)
         run.check_permits()
-        check(name)
+        if not run.dropped:  # whoever waits behind one that was dropped may have to wait for the next of them
+            check(name)
     run.look()
     run.check_permits()
     run.close()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(LIMITS, min_size=1, max_size=3), STEPS)
 def test_permits_never_leak_and_no_room_stands_empty(bounds, steps):
     run = Run([Host(limit) for limit in bounds])
     play(run, steps, lambda _: run.check_no_room_stands_empty())
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(LIMITS, st.sampled_from([None, 100, 500])), min_size=1, max_size=3), STEPS)
 def test_the_same_where_the_memory_of_some_bounds_what_they_may_have(bounds, steps):
     run = Run([Host(limit, kv_tokens) for limit, kv_tokens in bounds])
-    play(run, steps, lambda _: run.check_no_room_stands_empty())
+    # where requests differ in size, one that comes, or for which another makes way, may have to wait for the next of them
+    play(run, steps, lambda name: run.check_no_room_stands_empty() if name in ASKS_ALL else None)
