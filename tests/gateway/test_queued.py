@@ -50,7 +50,12 @@ class Held:
         stream = asked.json.get("stream")
         if stream:
             await wire.send(STREAM_HEAD, chunk(event("a")))
-        await self.free.acquire()
+        free, gone = (asyncio.ensure_future(one) for one in (self.free.acquire(), wire.until_gone()))
+        await asyncio.wait((free, gone), return_when=asyncio.FIRST_COMPLETED)
+        free.cancel()
+        gone.cancel()
+        if wire.gone:  # so that a test that fails ends
+            return
         if stream:
             last = chunk(event("b", finish_reason="stop")), chunk(DONE), LAST_CHUNK
             await wire.send(*last)
