@@ -51,26 +51,27 @@ async def finish(held, clients):
         assert (await client.answer()).status == 200
 
 
-@pytest.mark.parametrize("case", [(1.5, 1, 4), (3.5, 3, 6)], ids=["one waits", "three wait"])
-async def test_a_wait_too_long_is_refused_at_once_with_a_time_computed_from_the_queue(engine, gateway, clients, case):
-    """Nothing is known of how long an answer takes, so a second is assumed: the queue's length is the wait."""
-    max_wait_s, ahead, retry_s = case
-    held = Held()
-    behind = await engine(held)
-    view = ClassView("standard", max_wait_s=max_wait_s)
-    running = await gateway(behind.view(), limits=fixed(1), classes=(view,), rules=())
-    Clock(running)
-    first, last, *others = await clients(running, ahead + 2)
-    await begin(held, first)
-    await wait_in_line(running, others)
-    answer = await last.ask("POST", CHAT, chat())
-    told_ms = int(answer.headers["retry-after-ms"])
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "busy")
-    assert retry_s * 1000 <= told_ms <= retry_s * 1000 + 1
-    assert int(answer.headers["retry-after"]) == math.ceil(told_ms / 1000)
-    assert waiting(running) == ahead
-    await finish(held, (first, *others))
-    assert at_rest(running)
+async def test_a_wait_too_long_is_refused_at_once_with_a_time_computed_from_the_queue(engine, gateway, clients):
+    """Nothing is known of how long an answer takes, so a second is assumed: two more that wait are two seconds more."""
+    told_ms = []
+    for max_wait_s, ahead in ((1.5, 1), (3.5, 3)):
+        held = Held()
+        behind = await engine(held)
+        view = ClassView("standard", max_wait_s=max_wait_s)
+        running = await gateway(behind.view(), limits=fixed(1), classes=(view,), rules=())
+        Clock(running)
+        first, last, *others = await clients(running, ahead + 2)
+        await begin(held, first)
+        await wait_in_line(running, others)
+        answer = await last.ask("POST", CHAT, chat())
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "busy")
+        told_ms.append(int(answer.headers["retry-after-ms"]))
+        assert int(answer.headers["retry-after"]) == math.ceil(told_ms[-1] / 1000)
+        assert told_ms[-1] >= (ahead + 1) * 1000
+        assert waiting(running) == ahead
+        await finish(held, (first, *others))
+        assert at_rest(running)
+    assert abs(told_ms[1] - told_ms[0] - 2000) <= 1
 
 
 @pytest.mark.parametrize("bound", [{"queue_requests": 1}, {"queue_bytes": 100}])
