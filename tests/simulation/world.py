@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tidegate.errors import RequestError
 from tidegate.gateway import limits
-from tidegate.gateway.dispatch import Line
+from tidegate.gateway.dispatch import LONG_BYTES, Line
 from tidegate.gateway.router import least_work_of_two
 from tidegate.types import CLASSES, LimitOptions, Load
 
@@ -126,7 +126,13 @@ class SimulatedReplica:
 
     def look(self, now, wait_s=0.0):
         self.state = limits.after(
-            self.state, self.engine.load(), self._options, in_flight=self.most, wait_s=wait_s, now=now
+            self.state,
+            self.engine.load(),
+            self._options,
+            in_flight=self.most,
+            wait_s=wait_s,
+            now=now,
+            reading=any(job.size >= LONG_BYTES for job in self.jobs),
         )
         self.most = self.in_flight
         self.set()
@@ -135,7 +141,7 @@ class SimulatedReplica:
 class SimulatedJob:
     def __init__(self, gateway, request, klass, tenant="t"):
         self.gateway, self.request, self.klass, self.tenant = gateway, request, klass, tenant
-        self.size, self.tokens, self.granted_s = 500, request.prompt + request.tokens, 0.0
+        self.size, self.tokens, self.granted_s = max(500, 4 * request.prompt), request.prompt + request.tokens, 0.0
 
     def candidates(self):
         return self.gateway.replicas

@@ -16,6 +16,9 @@ from tidegate.types import ClassReport, ClassView, LimitOptions, TenantView
 
 NO_REPLICA_RETRY_S: Final = 2.0
 FIRST_TOKENS: Final = 200
+LONG_BYTES: Final = 16 * 1024
+"""A request from this size on holds up everything else in its engine while its prompt is read: they go where others of
+their kind are, and short ones elsewhere, as long as there is room."""
 AHEAD_S: Final = 0.05
 """A request may wait inside an engine for so long: a slot that is freed there is filled at once, not a step later."""
 AHEAD_SHARE: Final = 0.0625
@@ -88,6 +91,8 @@ class Line(Generic[Room]):
         self._options = LimitOptions()
         self.counts_tokens = False
         """Whether some replica's memory bounds what it may have."""
+        self._long = 0
+        """Long prompts in flight."""
         self.total: float | None = None
         """Requests that all replicas may have together; None while one of them has no limit."""
 
@@ -148,6 +153,8 @@ class Line(Generic[Room]):
         )
         self._entries[id(job)] = entry
         self.queue.push(entry)
+        if self.counts_tokens:  # those of its class that came before it may be too large for room that it fits in
+            self.pump()
 
     def leave(self, job: Job[Room]) -> bool:
         """Its client has gone; true if it was waiting."""
@@ -155,12 +162,16 @@ class Line(Generic[Room]):
         if entry is None:
             return False
         self.queue.remove(entry)
+        if self.counts_tokens and self.queue.count:  # whoever is next may be smaller
+            self.pump()
         return True
 
     def ended(self, job: Job[Room], *, well: bool, now: float | None = None) -> None:
         """A request that was started has given its permit back."""
         state = self.states[job.klass.name]
         state.in_flight -= 1
+        if self._long and job.size >= LONG_BYTES:
+            self._long -= 1
         if well:
             state.done += 1
             state.ended((self._now() if now is None else now) - job.granted_s)
@@ -180,11 +191,12 @@ class Line(Generic[Room]):
                 self._drop(entry, error)
                 return False
 
-        while self.queue.count:
+        while waiting := self.queue.count:
             entry = self.queue.take(start, self._work)
-            if entry is None:
+            if entry is not None:
+                self._entries.pop(id(entry.item), None)
+            elif self.queue.count == waiting:  # else one was dropped, and whoever is behind it was not asked
                 return
-            self._entries.pop(id(entry.item), None)
 
     def look(self) -> None:
         """Refuse who has waited for too long, and start what can be started; now and then while anybody waits."""
@@ -274,11 +286,30 @@ class Line(Generic[Room]):
                 room = room or [host for host in candidates if host.pool == pool and self._has_room(host, job)]
         if not room:
             return False
+        long = job.size >= LONG_BYTES
+        if self._long and len(candidates) > 1:
+            room = self._apart(room, candidates, job, long=long)
+            if not room:
+                return False
         host = room[0] if len(room) == 1 else job.pick(room)
+        self._long += long
         state.in_flight += 1
         job.granted_s = now
         job.start(host)
         return True
+
+    @staticmethod
+    def _apart(room: list[Room], candidates: Sequence[Room], job: Job[Room], *, long: bool) -> list[Room]:
+        """Of replicas with room, those where a long prompt is among its kind, and a short one is not.
+
+        A long one waits for these rather than take another replica from the others; so does one with a target for its
+        first token, which would be missed there. Where long prompts are everywhere, or nowhere yet, all will do.
+        """
+        busy = [host for host in candidates if any(other.size >= LONG_BYTES for other in host.jobs)]
+        if not busy or len(busy) == len(candidates):
+            return room
+        fit = [host for host in room if (host in busy) == long]
+        return fit if fit or long or job.klass.first_token_s is not None else room
 
     def _has_room(self, host: Room, job: Job[Room]) -> bool:
         limit, in_flight = host.limit, host.in_flight

@@ -38,6 +38,10 @@ class Classed(Protocol):
 
     klass: ClassView
 
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
+
 
 class Replica:
     """One replica, alive across snapshots for as long as its address and version stay."""

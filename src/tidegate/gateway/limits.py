@@ -20,6 +20,8 @@ FIRST_LIMIT: Final = 8
 GROWTH: Final = 1.25
 LOOKS_TO_LEARN: Final = 2
 """Looks that show that some wait while as many run as ever did, until that is believed."""
+WAITING_TO_LEARN: Final = 2
+"""So many have to wait for that: one alone has most likely just come."""
 LOOKS_TO_SHRINK: Final = 5
 """The same, for fewer slots than were learned before: at the border of two steps one that has just ended is missing."""
 PROVEN_S: Final = 60.0
@@ -66,15 +68,23 @@ def begin(options: LimitOptions, slots: int | None) -> LimitState:
 
 
 def after(
-    state: LimitState, load: Load | None, options: LimitOptions, *, in_flight: int, wait_s: float, now: float
+    state: LimitState,
+    load: Load | None,
+    options: LimitOptions,
+    *,
+    in_flight: int,
+    wait_s: float,
+    now: float,
+    reading: bool = False,
 ) -> LimitState:
     """After a look. `in_flight` is the most that this replica had since the last one, `wait_s` what requests wait.
 
-    Where nothing could be read, what was known holds.
+    Where nothing could be read, what was known holds; so it does while an engine is `reading` a long prompt, which
+    everything else there waits for.
     """
     if options.kind == "fixed":
         return msgspec.structs.replace(state, limit=options.sequences)
-    if load is None:
+    if load is None or (reading and options.kind == "adaptive"):
         return state
     if load.slots is not None:
         state = msgspec.structs.replace(state, slots=load.slots, told=True, seen=())
@@ -111,7 +121,7 @@ def _search(state: LimitState, running: int, waiting: int, in_flight: int, now: 
     limit, full = state.limit or float(FIRST_LIMIT), state.full
     if running > state.top or not waiting:
         full = 0
-    elif running == state.top:
+    elif running == state.top and waiting >= WAITING_TO_LEARN:
         full += 1
     if full >= LOOKS_TO_LEARN and running:
         return msgspec.structs.replace(state, slots=running, top=running, full=0, proven_s=now)

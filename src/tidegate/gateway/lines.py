@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.gateway import limits
-from tidegate.gateway.dispatch import Line
+from tidegate.gateway.dispatch import LONG_BYTES, Line
 from tidegate.gateway.fleet import Fleet, Replica
 from tidegate.gateway.observer import Observer
 from tidegate.types import ClassReport, FleetSnapshot, LimitOptions, Load, ReplicaState
@@ -121,7 +121,13 @@ class Lines:
             return
         wait_s = line.waited_s(now) + ((load.waiting or 0) > 0) * self._options.wait_high_s if load is not None else 0.0
         replica.limits = limits.after(
-            replica.limits, load, self._options, in_flight=replica.most, wait_s=wait_s, now=now
+            replica.limits,
+            load,
+            self._options,
+            in_flight=replica.most,
+            wait_s=wait_s,
+            now=now,
+            reading=any(flight.size >= LONG_BYTES for flight in replica.jobs),
         )
         replica.most = replica.in_flight
         if load is not None:

@@ -23,7 +23,7 @@ REGULAR: Final = 0.25
 """Times whose standard deviation is less than so much of their mean are much the same."""
 WAIT_SHARE: Final = 1 / 3
 """Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
-RETURN_SHARE: Final = 0.5
+RETURN_SHARE: Final = 0.35
 """Of the rate of service: how many of the refused are told to come again in a second."""
 
 
