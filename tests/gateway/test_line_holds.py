@@ -100,7 +100,7 @@ class Run:
 
     # steps
 
-    def arrive(self, klass, tenant, tokens, plain=True):  # noqa: FBT002
+    def arrive(self, klass, tenant, tokens, plain=True):  # noqa: FBT002 - drawn by Hypothesis, never written by hand
         job = Job(self, klass, tenant, tokens, plain=plain)
         self.jobs.append(job)
         latest_s = self.now + self.line.states[klass].max_wait_s
