@@ -28,8 +28,8 @@ PROMPT = " ".join(f"Item {number} costs {number * 7} coins and weighs {number * 
 
 
 @contextlib.asynccontextmanager
-async def running(model: Path, folder: Path, name: str):
-    options = LlamaCppOptions(slots=1, context_tokens=4096, threads=1, batch_tokens=2048, micro_batch_tokens=2048)
+async def running(model: Path, folder: Path, name: str, slots: int = 1):
+    options = LlamaCppOptions(slots=slots, context_tokens=4096, threads=1, batch_tokens=2048, micro_batch_tokens=2048)
     place = Place(name, local.spawn, folder, folder / f"{name}.log", dict(os.environ))
     engine = LlamaCppEngine(demo_files(model), options, place)
     await engine.start()
@@ -107,7 +107,7 @@ async def test_a_long_prefill_on_llama_cpp_is_no_reason_to_leave(demo_model, tmp
 @pytest.mark.timeout(240)
 async def test_a_frozen_llama_cpp_is_out_until_it_thaws(demo_model, tmp_path):
     """Its port still takes connections, and nothing comes of them."""
-    async with running(demo_model, tmp_path, "a") as one, running(demo_model, tmp_path, "b") as two:
+    async with running(demo_model, tmp_path, "a", 2) as one, running(demo_model, tmp_path, "b", 2) as two:
         views = (view(one, "pool-0", pid=one.child.id.pid), view(two, "pool-1", pid=two.child.id.pid))
         body = {"model": "m", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 2000, "stream": True}
         async with watching(*views) as (gateway, url), httpx.AsyncClient(timeout=200, trust_env=False) as http:
