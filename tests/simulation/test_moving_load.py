@@ -79,3 +79,16 @@ def test_long_prompts_do_not_stand_before_short_chats(seed):
         return firsts[int(0.99 * len(firsts))]
 
     assert p99(longs=True) <= 1.2 * p99(longs=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_long_conversation_keeps_nobody_from_its_replica_once_its_prompt_is_read(seed):
+    """A prompt of 4,100 tokens and an answer of 1,500 every 20 s, beside chats at 0.6 times what two engines serve."""
+    world = World()
+    gateway = Gateway(world, engines(world), seed=seed)
+    chats = arrive(world, gateway.ask, CHAT, 0.6 * CHAT.capacity(2), begin=0, end=100, rng=random.Random(seed))
+    for second in range(3, 100, 20):
+        ask = Request("standard", float(second), 1500, 4100)
+        world.at(float(second), lambda ask=ask: gateway.ask(ask))
+    world.run(300)
+    assert in_time(chats) >= 0.99

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tidegate.errors import RequestError
 from tidegate.gateway import limits
-from tidegate.gateway.dispatch import LONG_BYTES, Line
+from tidegate.gateway.dispatch import Line, holds_up
 from tidegate.gateway.router import least_work_of_two
 from tidegate.types import CLASSES, LimitOptions, Load
 
@@ -132,7 +132,7 @@ class SimulatedReplica:
             in_flight=self.most,
             wait_s=wait_s,
             now=now,
-            reading=any(job.size >= LONG_BYTES for job in self.jobs),
+            reading=any(holds_up(job, now) for job in self.jobs),
         )
         self.most = self.in_flight
         self.set()
@@ -142,6 +142,10 @@ class SimulatedJob:
     def __init__(self, gateway, request, klass, tenant="t"):
         self.gateway, self.request, self.klass, self.tenant = gateway, request, klass, tenant
         self.size, self.tokens, self.granted_s = max(500, 4 * request.prompt), request.prompt + request.tokens, 0.0
+
+    @property
+    def reading(self):
+        return self.request.first is None
 
     def candidates(self):
         return self.gateway.replicas

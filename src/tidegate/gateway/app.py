@@ -21,6 +21,7 @@ from tidegate.gateway.addresses import FORWARDED, Proxies, in_networks, is_loopb
 from tidegate.gateway.auth import Admitted, Gatekeeper
 from tidegate.gateway.classes import Classifier
 from tidegate.gateway.cors import Cors
+from tidegate.gateway.dispatch import NO_REPLICA_RETRY_S
 from tidegate.gateway.field_limits import asked_tokens, bound_answer
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.flights import Flights
@@ -29,7 +30,7 @@ from tidegate.gateway.intake import Intake, read_intake
 from tidegate.gateway.lines import Lines
 from tidegate.gateway.metrics import Metrics, ModelCounters
 from tidegate.gateway.observer import Observer
-from tidegate.gateway.proxy import NO_REPLICA_RETRY_S, Flight
+from tidegate.gateway.proxy import Flight
 from tidegate.gateway.quotas import BYTES_PER_TOKEN, Quotas
 from tidegate.gateway.redis_leases import Leasing
 from tidegate.gateway.respond import answer_error, answer_json
@@ -230,7 +231,7 @@ class Gateway:
                 lease.cancel()
             raise
         if line.queue.count:
-            self.lines.waits()
+            self.lines.tend_soon()
 
     def _class_of(self, admitted: Admitted, intake: Intake) -> ClassView:
         classifier = self._classifier

@@ -6,19 +6,21 @@ moment, and property tests hold it to that: a permit is given back exactly once;
 which waits may use; who is granted does not depend on how often anybody looks.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tidegate.errors import RateLimited, RequestError, Unavailable
 from tidegate.gateway.queue import Entry, FairQueue
-from tidegate.gateway.shares import ClassState, room_for_yielding, service_rate
+from tidegate.gateway.shares import NO_DEMAND, ClassState, room_for_yielding, service_rate
 from tidegate.types import ClassReport, ClassView, LimitOptions, TenantView
 
 NO_REPLICA_RETRY_S: Final = 2.0
 FIRST_TOKENS: Final = 200
 LONG_BYTES: Final = 16 * 1024
-"""A request from this size on holds up everything else in its engine while its prompt is read: they go where others of
-their kind are, and short ones elsewhere, as long as there is room."""
+"""A request from this size on holds up everything else in its engine while its prompt is read."""
+LONGEST_READ_S: Final = 15.0
+"""After so long a prompt counts as read: an answer that comes in one piece does not tell when it was."""
 AHEAD_S: Final = 0.05
 """A request may wait inside an engine for so long: a slot that is freed there is filled at once, not a step later."""
 AHEAD_SHARE: Final = 0.0625
@@ -65,6 +67,10 @@ class Job(Protocol[Room]):
     def size(self) -> int:
         """Bytes of its body."""
 
+    @property
+    def reading(self) -> bool:
+        """Whether nothing of its answer has come yet."""
+
     def candidates(self) -> Sequence[Room]:
         """Replicas that it may be sent to, best ones only; empty where there is none now."""
 
@@ -76,6 +82,11 @@ class Job(Protocol[Room]):
 
     def refuse(self, error: RequestError) -> None:
         """It waits no more, and is told why."""
+
+
+def holds_up(job: Job[Any], now: float) -> bool:
+    """Whether a request that was started holds up everything else in its engine at this moment."""
+    return job.size >= LONG_BYTES and job.reading and now - job.granted_s < LONGEST_READ_S
 
 
 class Line(Generic[Room]):
@@ -288,7 +299,7 @@ class Line(Generic[Room]):
             return False
         long = job.size >= LONG_BYTES
         if self._long and len(candidates) > 1:
-            room = self._apart(room, candidates, job, long=long)
+            room = self._apart(room, candidates, job, now)
             if not room:
                 return False
         host = room[0] if len(room) == 1 else job.pick(room)
@@ -298,18 +309,32 @@ class Line(Generic[Room]):
         job.start(host)
         return True
 
-    @staticmethod
-    def _apart(room: list[Room], candidates: Sequence[Room], job: Job[Room], *, long: bool) -> list[Room]:
-        """Of replicas with room, those where a long prompt is among its kind, and a short one is not.
+    def _apart(self, room: list[Room], candidates: Sequence[Room], job: Job[Room], now: float) -> list[Room]:
+        """Of replicas with room, those where a request and the others do not stand in each other's way.
 
-        A long one waits for these rather than take another replica from the others; so does one with a target for its
-        first token, which would be missed there. Where long prompts are everywhere, or nowhere yet, all will do.
+        A long prompt of a class that yields is read where others of its kind are, one at a time, and on no more replicas
+        than the demand of the others leaves. Whatever does not yield goes where none is being read; with a target for
+        its first token it waits for room there, since elsewhere it would miss it.
         """
-        busy = [host for host in candidates if any(other.size >= LONG_BYTES for other in host.jobs)]
-        if not busy or len(busy) == len(candidates):
+        reading = [host for host in candidates if any(holds_up(other, now) for other in host.jobs)]
+        if job.klass.yields and job.size >= LONG_BYTES:
+            demand, queued = self._firm(now)
+            if demand < NO_DEMAND and not queued:
+                return room
+            kin = [host for host in candidates if any(other.size >= LONG_BYTES for other in host.jobs)]
+            slots = (self.total or 0.0) / len(candidates)
+            others = math.ceil(demand / slots) if slots else 1
+            may_take_another = len(kin) < max(1, len(candidates) - others)
+            return [host for host in room if host not in reading and (may_take_another or host in kin)]
+        if not reading or len(reading) == len(candidates):
             return room
-        fit = [host for host in room if (host in busy) == long]
-        return fit if fit or long or job.klass.first_token_s is not None else room
+        fit = [host for host in room if host not in reading]
+        return fit if fit or job.klass.first_token_s is not None else room
+
+    def _firm(self, now: float) -> tuple[float, int]:
+        """Slots that the classes which do not yield ask for, and how many of their requests wait."""
+        firm = [state for state in self.states.values() if not state.view.yields]
+        return sum(state.demand(now) for state in firm), sum(self.queue.waiting(state.view.name) for state in firm)
 
     def _has_room(self, host: Room, job: Job[Room]) -> bool:
         limit, in_flight = host.limit, host.in_flight
@@ -332,9 +357,7 @@ class Line(Generic[Room]):
             return False
         if not view.yields:
             return True
-        firm = [one for one in self.states.values() if not one.view.yields]
-        queued = sum(self.queue.waiting(one.view.name) for one in firm)
-        demand = sum(one.demand(now) for one in firm)
+        demand, queued = self._firm(now)
         yielding = sum(one.in_flight for one in self.states.values() if one.view.yields)
         least = sum(
             one.view.least_share for one in self.states.values() if one.view.yields and (one.in_flight or one is state)

@@ -2,19 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from tidegate import logs
 from tidegate.dialects import DIALECTS, Dialect
 from tidegate.errors import BadRequest, NotFound, Unavailable
+from tidegate.gateway.dispatch import Job
 from tidegate.gateway.health import Event, Failed, Failure, Health, Succeeded, after
 from tidegate.gateway.limits import LimitState
 from tidegate.gateway.router import best, least_work_of_two
 from tidegate.http import Endpoint, Outbox
 from tidegate.types import (
-    ClassView,
     FleetSnapshot,
     GatewayOptions,
     Load,
@@ -31,16 +31,6 @@ UNREACHABLE: Final = 3
 LAST_RESORT_S: Final = 1.0
 """How often a request may try a replica that nobody can connect to, where there is no other."""
 _SUCCEEDED: Final = Succeeded()
-
-
-class Classed(Protocol):
-    """A request of some class."""
-
-    klass: ClassView
-
-    @property
-    def size(self) -> int:
-        """Bytes of its body."""
 
 
 class Replica:
@@ -66,6 +56,7 @@ class Replica:
         "limits_by",
         "load",
         "most",
+        "name",
         "outs",
         "peers",
         "progress",
@@ -96,7 +87,7 @@ class Replica:
         """Most requests at once; None bounds nothing."""
         self.room = float("inf")
         """The same as a whole number."""
-        self.limits: LimitState | None = None
+        self.limits = LimitState()
         self.limits_by: object = None
         """What `limits` was begun with."""
         self.set_by_hand: int | None = None
@@ -105,7 +96,7 @@ class Replica:
         """Tokens that its cache holds for this process, if known."""
         self.load: Load | None = None
         """What it said of itself last."""
-        self.jobs: dict[Classed, None] = {}
+        self.jobs: dict[Job[Replica], None] = {}
         """Requests that it has."""
         self.search_at = float("inf")
         """With so many requests it matters how many it can have, and that is not known."""
@@ -143,16 +134,13 @@ class Replica:
         key = b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1") if view.api_key else b""
         self._head_lines = b"host: %b\r\n%bcontent-type: application/json\r\n" % (self.endpoint.host_header, key)
         self._heads: dict[str, bytes] = {}
-        self.answer_line = b"x-tidegate-replica: %b\r\n" % view.id.encode("latin-1")
+        self.name = view.id.encode("latin-1")
+        self.answer_line = b"x-tidegate-replica: %b\r\n" % self.name
         """The header by which a client sees who answered."""
 
     @property
     def pool(self) -> str:
         return self.view.pool
-
-    @property
-    def name(self) -> bytes:
-        return self.answer_line
 
     def head(self, path: str) -> bytes:
         """What every JSON request to `path` begins with; its own headers follow."""

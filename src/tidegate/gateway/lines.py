@@ -7,10 +7,11 @@ much to do, it is looked at more often. While anybody waits, the lines are looke
 import asyncio
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from tidegate.gateway import limits
-from tidegate.gateway.dispatch import LONG_BYTES, Line
+from tidegate.gateway.dispatch import Line, holds_up
 from tidegate.gateway.fleet import Fleet, Replica
 from tidegate.gateway.observer import Observer
 from tidegate.types import ClassReport, FleetSnapshot, LimitOptions, Load, ReplicaState
@@ -47,15 +48,13 @@ class Lines:
         for replica in replicas:
             if replica.view.state is ReplicaState.READY:
                 self._since.setdefault(replica, now)
-            if replica.limits is None or replica.limits_by != (snapshot.limits, replica.view.slots):
-                replica.limits = limits.begin(snapshot.limits, replica.view.slots)
-                replica.limits_by = (snapshot.limits, replica.view.slots)
+            self._begin(replica)
             replica.set_by_hand = snapshot.limits_set.get(replica.view.id)
             self._set(replica, now)
         for name in self._fleet.models:
             line = self._lines.get(name)
             if line is None:
-                line = self._lines[name] = Line(lambda name=name: self._hosts(name), self._now)  # type: ignore[misc]  # a default that mypy cannot see is a str
+                line = self._lines[name] = Line(partial(self._hosts, name), self._now)
             line.apply(snapshot.classes, snapshot.tenants, snapshot.limits)
         self.pump()
 
@@ -67,18 +66,15 @@ class Lines:
         """A replica went out, came back, or began anew: what was learned of its engine is not known of the next."""
         now = self._now()
         self._since[replica] = now
-        replica.limits = limits.begin(self._options, replica.view.slots)
+        replica.limits_by = None
+        self._begin(replica)
         self._set(replica, now)
         self.pump()
 
     def searched(self, replica: Replica) -> None:
         """A replica has much to do, and it is not known how much it can have: it is looked at soon."""
         self._observer.wake(replica)
-        self._tend_soon()
-
-    def waits(self) -> None:
-        """Something waits: it will be looked at."""
-        self._tend_soon()
+        self.tend_soon()
 
     def pump(self) -> None:
         """Room may have come."""
@@ -117,9 +113,12 @@ class Lines:
         """The observer has read what an engine says of itself, or could not."""
         now = self._now()
         line = self._lines.get(replica.view.model)
-        if line is None or replica.limits is None:
+        if line is None:
             return
-        wait_s = line.waited_s(now) + ((load.waiting or 0) > 0) * self._options.wait_high_s if load is not None else 0.0
+        self._begin(replica)
+        wait_s = line.waited_s(now)
+        if load is not None and load.waiting:  # for how long it does not say: long enough for the rule
+            wait_s += self._options.wait_high_s
         replica.limits = limits.after(
             replica.limits,
             load,
@@ -127,7 +126,7 @@ class Lines:
             in_flight=replica.most,
             wait_s=wait_s,
             now=now,
-            reading=any(flight.size >= LONG_BYTES for flight in replica.jobs),
+            reading=any(holds_up(flight, now) for flight in replica.jobs),
         )
         replica.most = replica.in_flight
         if load is not None:
@@ -139,8 +138,15 @@ class Lines:
         if line.queue.count:
             line.pump()
 
+    def _begin(self, replica: Replica) -> None:
+        """What is known of its limit begins anew with other settings, other slots, or another process."""
+        by = (self._options, replica.view.slots)
+        if replica.limits_by != by:
+            replica.limits, replica.limits_by = limits.begin(*by), by
+
     def _set(self, replica: Replica, now: float) -> None:
-        limit = replica.limits.limit if replica.limits is not None else None
+        known = replica.limits
+        limit = known.limit
         if replica.set_by_hand is not None:
             limit = float(replica.set_by_hand)
         if limit is not None:
@@ -152,11 +158,11 @@ class Lines:
             limit = max(1.0, limit if self._share == 1 else math.ceil(limit / self._share))
         replica.limit = limit
         replica.room = math.inf if limit is None else int(limit)
-        known = replica.limits
-        unknown = limit is not None and known is not None and known.slots is None
-        replica.search_at = SEARCH_SHARE * limit if unknown and limit is not None else float("inf")
+        searching = limit is not None and known.slots is None
+        replica.search_at = SEARCH_SHARE * limit if searching and limit is not None else math.inf
 
-    def _tend_soon(self) -> None:
+    def tend_soon(self) -> None:
+        """Something waits, or a search is on: look at it in a moment."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self._tend)
 
@@ -174,7 +180,7 @@ class Lines:
                 line.look()
                 busy = busy or line.queue.count > 0
         if busy:
-            self._tend_soon()
+            self.tend_soon()
 
 
 def _sum(one: ClassReport, other: ClassReport) -> ClassReport:

@@ -23,7 +23,7 @@ from tidegate.errors import (
 )
 from tidegate.gateway import engine_errors, failover
 from tidegate.gateway.assemble import Assembly
-from tidegate.gateway.dispatch import FIRST_TOKENS, Line
+from tidegate.gateway.dispatch import FIRST_TOKENS, NO_REPLICA_RETRY_S, Line
 from tidegate.gateway.field_limits import asked_tokens
 from tidegate.gateway.fleet import Replica
 from tidegate.gateway.host import Host, Lease
@@ -40,7 +40,6 @@ from tidegate.types import ClassView, GatewayOptions, Outcome
 
 BUFFERED_BODY_BYTES: Final = 256 * 1024
 """A JSON body up to this size leaves in one write with its length; a larger one flows."""
-NO_REPLICA_RETRY_S: Final = 2.0
 AFFINITY_BYTES: Final = 1024
 """From this size on a request goes where the beginning of its conversation is known: less is computed faster than found."""
 RETRY_JITTER_S: Final = 0.05
@@ -136,6 +135,11 @@ class Flight:
     def size(self) -> int:
         """Bytes that wait with it."""
         return len(self._intake.body)
+
+    @property
+    def reading(self) -> bool:
+        """Whether the engine has said nothing yet."""
+        return not self._first_s
 
     def pick(self, hosts: list[Replica]) -> Replica:
         """One of those that have room: where a long prompt's beginning is known, or the one with less work of two."""
@@ -612,9 +616,8 @@ class Flight:
         state = line.states[self.klass.name]
         if usage is not None:
             state.tokens += usage.completion_tokens
-        if first:
-            if intake.stream:
-                state.began(first - self.granted_s)
+        if first and intake.stream:
+            state.began(first - self.granted_s)
             if len(state.first_tokens_s) < FIRST_TOKENS:
                 state.first_tokens_s.append(first - started)
         self._permitted = False

@@ -17,6 +17,8 @@ ASSUMED_S: Final = 1.0
 """How long a request holds its slot, until the first has ended: short, so that a slow engine refuses nobody by mistake."""
 SPARE: Final = 0.3
 """Room beside the demand, in standard deviations of a Poisson number of requests: what chance asks for."""
+NO_DEMAND: Final = 0.01
+"""Slots; less is nothing."""
 IDLE_SHARE: Final = 0.15
 """Of all slots: with more of them idle, and none of the others waiting, those that yield may have one more."""
 REGULAR: Final = 0.25
@@ -140,7 +142,7 @@ def room_for_yielding(total: float, demand: float, queued: int, least_share: flo
     if idle >= IDLE_SHARE * total and not queued:
         return math.floor(total)
     least = max(1, math.ceil(least_share * total)) if least_share > 0 else 0
-    if demand < 0.01 and not queued:
+    if demand < NO_DEMAND and not queued:
         return math.floor(total)
     return max(least, math.floor(total - demand - SPARE * math.sqrt(demand)))
 
@@ -165,7 +167,7 @@ def service_rate(
             state.view.least_share for state in states.values() if state.view.yields and queued.get(state.view.name)
         )
         slots = total * (1.0 - least)
-    busy = [state for state in others if state.demand(now) > 0.01 or queued.get(state.view.name)]
+    busy = [state for state in others if state.demand(now) >= NO_DEMAND or queued.get(state.view.name)]
     weights = view.weight + sum(state.view.weight for state in busy)
     taken = sum(min(state.demand(now), slots * state.view.weight / weights) for state in busy)
     return max(slots - taken, slots * view.weight / weights) / own.holds_s
