@@ -50,11 +50,11 @@ def test_a_built_in_class_keeps_what_is_not_given():
 
 def test_what_is_given_may_equal_nothing():
     """0 and false are given; 0 for the target takes it away."""
-    given = {"name": "interactive", "first_token_s": 0, "max_wait_s": 0, "yields": False, "engine_priority": 0}
+    given = {"name": "interactive", "first_token_s": 0, "max_wait_s": 0, "yields": False}
     interactive = policy(**{"class": [given]}).classes[0]
     assert (interactive.first_token_s, interactive.max_wait_s, interactive.weight) == (None, 0.0, CLASSES[0].weight)
     batch = policy(**{"class": [{"name": "batch", "yields": False, "least_share": 0}]}).classes[2]
-    assert (batch.yields, batch.least_share, batch.engine_priority) == (False, 0.0, CLASSES[2].engine_priority)
+    assert (batch.yields, batch.least_share, batch.weight) == (False, 0.0, CLASSES[2].weight)
 
 
 def test_every_key_of_a_class_arrives():
@@ -67,7 +67,6 @@ def test_every_key_of_a_class_arrives():
         "most_share": 0.5,
         "least_share": 0.1,
         "yields": True,
-        "engine_priority": -1,
         "max_tokens": 100,
         "max_tokens_most": 200,
         "first_byte_timeout_s": 10,

@@ -201,8 +201,6 @@ class ClassView(msgspec.Struct, frozen=True):
     """What it is given in any case while it has work waiting, 0..1."""
     yields: bool = False
     """Whether it has only the room that the demand of the others leaves, so that they never wait for its long answers."""
-    engine_priority: int = 0
-    """`priority` of its requests at engines that know it (vLLM); lower is sooner."""
     max_tokens: int | None = None
     """Longest answer where the client does not say; None leaves the model's default."""
     max_tokens_most: int | None = None
@@ -237,8 +235,8 @@ LONG_FROM_TOKENS: Final = 4096
 CLASSES: Final = (
     ClassView("interactive", weight=16.0, max_wait_s=0.4, first_token_s=0.5),
     ClassView("standard", weight=4.0, max_wait_s=30.0),
-    ClassView("batch", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, engine_priority=10),
-    ClassView("long", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, engine_priority=5),
+    ClassView("batch", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True),
+    ClassView("long", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True),
 )
 """The classes that are built in; a [[class]] of the same name changes one, another name adds one."""
 

@@ -94,8 +94,6 @@ class ClassSettings(Section):
     """What it is given in any case while it has work waiting."""
     yields: bool | None = Field(None, examples=[False])
     """Whether it has only the room that the others' demand leaves, so that they never wait for its long answers."""
-    engine_priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, examples=[0])
-    """Its `priority` at engines that know one (vLLM with --scheduling-policy priority); lower is sooner."""
     max_tokens: int | None = Field(None, ge=1, examples=[512])
     """Longest answer where the client does not say. Default: the model's."""
     max_tokens_most: int | None = Field(None, ge=1, examples=[4096])
