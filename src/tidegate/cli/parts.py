@@ -40,13 +40,11 @@ LAN_KEY = "lan"
 Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Store:
     """Keys and usage in the database of this data folder."""
 
     database: Database
-    _known: tuple[int, Keys] | None = None
-    """The last version of the database that keys were read from, and those."""
 
     @classmethod
     def open(cls, settings: Settings, home: Home) -> "Store":
@@ -61,11 +59,8 @@ class Store:
 
     def keys(self) -> Keys:
         """Every key that opens something now. Blocks; raises StoreError."""
-        version = self.database.version()
-        if version is None or self._known is None or self._known[0] != version:
-            store = KeyStore(self.database)
-            self._known = (version or 0, Keys(store.views(), store.required()))
-        return self._known[1]
+        store = KeyStore(self.database)
+        return Keys(store.views(), store.required())
 
     def add_usage(self, usage: Sequence[UsageCount]) -> None:
         """Add to the table of usage. Blocks; raises StoreError."""

@@ -2,16 +2,14 @@
 
 from typing import Final
 
-import msgspec
-
 from tidegate.gateway.auth import Admitted
-from tidegate.gateway.intake import CHAT, COMPLETIONS, Intake
+from tidegate.gateway.field_limits import whole_number
+from tidegate.gateway.intake import ANSWER_LIMITS, CHAT, COMPLETIONS, Intake
 from tidegate.gateway.quotas import ANSWER_TOKENS, BYTES_PER_TOKEN, Lease, Quota
 from tidegate.http import Exchange, as_lines
 
 ANSWERING: Final = frozenset((CHAT, COMPLETIONS, "/v1/responses"))
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_MOST_DIGITS: Final = 9
+_LIMITS: Final = (*ANSWER_LIMITS, "max_output_tokens")
 
 
 def admit(exchange: Exchange, admitted: Admitted, intake: Intake, headers: bytes) -> Lease | None:
@@ -46,16 +44,10 @@ def _answer_tokens(intake: Intake) -> int:
     fields = intake.fields
     tokens = None
     for name in _LIMITS:
-        if name in fields and (told := _number(fields[name])) is not None:
+        if name in fields and (told := whole_number(fields[name])) is not None:
             tokens = told if tokens is None else min(tokens, told)
     if tokens is None:
         tokens = ANSWER_TOKENS
     if tokens > ANSWER_TOKENS and (context_tokens := intake.model.context_tokens) is not None:
         tokens = min(tokens, context_tokens)
-    return tokens if "n" not in fields else tokens * (_number(fields["n"]) or 1)
-
-
-def _number(raw: msgspec.Raw) -> int | None:
-    """A whole number; None for what says nothing, or nothing that an engine would take."""
-    digits = bytes(raw)
-    return int(digits[: _MOST_DIGITS + 1]) if digits.isdigit() else None
+    return tokens if "n" not in fields else tokens * (whole_number(fields["n"]) or 1)

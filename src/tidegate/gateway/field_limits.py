@@ -1,17 +1,18 @@
 """How long an answer may be: what the class, the tenant and the model say where the client does not, and at most."""
 
+from typing import Final
+
 import msgspec
 
-from tidegate.gateway.intake import GENERATING, Intake
+from tidegate.gateway.intake import ANSWER_LIMITS, GENERATING, Intake
 from tidegate.types import ClassView, TenantView
 
-NAMES = ("max_completion_tokens", "max_tokens")
-_MOST_DIGITS = 9
+_MOST_DIGITS: Final = 9
 
 
 def asked_tokens(intake: Intake) -> int:
     """Tokens that an answer may have, as far as the request says; 0 where it does not."""
-    told = [number for name in NAMES if name in intake.fields and (number := whole_number(intake.fields[name]))]
+    told = [number for name in ANSWER_LIMITS if name in intake.fields and (number := whole_number(intake.fields[name]))]
     return min(told, default=0)
 
 
@@ -38,7 +39,7 @@ def bound_answer(intake: Intake, klass: ClassView, tenant: TenantView | None) ->
 
 
 def _set(intake: Intake, tokens: int | None) -> None:
-    given = [name for name in NAMES if name in intake.fields] or ["max_tokens"]
+    given = [name for name in ANSWER_LIMITS if name in intake.fields] or ["max_tokens"]
     for name in given:
         intake.fields[name] = msgspec.Raw(b"%d" % (tokens or 1))
     intake.changed = True

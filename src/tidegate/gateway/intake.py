@@ -86,11 +86,13 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
                 code="unsupported_parameter",
                 param="tools",
             )
-        for limit in _LIMITS:
+        for limit in ANSWER_LIMITS:
             if limit in fields:
                 _check_limit(fields, limit)
         if model.defaults is not None:
-            intake.defaulted = model.defaults.max_tokens is not None and not any(_given(fields, one) for one in _LIMITS)
+            intake.defaulted = model.defaults.max_tokens is not None and not any(
+                _given(fields, one) for one in ANSWER_LIMITS
+            )
             intake.changed |= _put_defaults(fields, model.defaults)
     return intake
 
@@ -113,7 +115,8 @@ def conversation(intake: Intake, request: Request) -> bytes:
     return b"".join(bytes(one)[:FIRST_BYTES] for one in first)
 
 
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+ANSWER_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+"""The fields by which a client says how long an answer may be."""
 
 
 def _check_limit(fields: Fields, limit: str) -> None:

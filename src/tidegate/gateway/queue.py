@@ -32,30 +32,23 @@ class Entry(Generic[Item]):
         return (self.deadline_s, self.order) < (other.deadline_s, other.order)
 
 
-class _Flow(Generic[Item]):
-    """A class or a tenant: how much it was given, as work over weight."""
-
-    __slots__ = ("given",)
+class _Tenant(Generic[Item]):
+    __slots__ = ("given", "waiting", "weight")
 
     def __init__(self) -> None:
         self.given = 0.0
-
-
-class _Tenant(_Flow[Item]):
-    __slots__ = ("waiting", "weight")
-
-    def __init__(self) -> None:
-        super().__init__()
+        """What it was given, as work over weight."""
         self.waiting: list[Entry[Item]] = []
         self.weight = 1.0
 
 
-class _Class(_Flow[Item]):
-    __slots__ = ("clock", "count", "tenants", "view")
+class _Class(Generic[Item]):
+    __slots__ = ("clock", "count", "given", "tenants", "view")
 
     def __init__(self, view: ClassView) -> None:
-        super().__init__()
         self.view = view
+        self.given = 0.0
+        """What it was given, as work over weight."""
         self.tenants: dict[str, _Tenant[Item]] = {}
         self.count = 0
         self.clock = 0.0
@@ -102,11 +95,8 @@ class FairQueue(Generic[Item]):
         """One waits no more: its client left, or it was refused."""
         if entry.gone:
             return
-        entry.gone = True
         found = self._classes[entry.klass.name]
-        found.count -= 1
-        self.count -= 1
-        self.bytes -= entry.bytes
+        self._uncount(found, entry)
         tenant = found.tenants[entry.tenant]
         if tenant.waiting[0] is entry:
             self._tidy(found, entry.tenant, tenant)
@@ -135,10 +125,7 @@ class FairQueue(Generic[Item]):
                 found.given += cost / found.view.weight
                 found.clock = max(found.clock, tenant.given)
                 tenant.given += cost / tenant.weight
-                entry.gone = True
-                found.count -= 1
-                self.count -= 1
-                self.bytes -= entry.bytes
+                self._uncount(found, entry)
                 self._tidy(found, name, tenant)
                 return entry
         return None
@@ -164,9 +151,14 @@ class FairQueue(Generic[Item]):
         if found is None:
             found = self._classes[view.name] = _Class(view)
             found.given = self._clock
-        elif found.view is not view:
-            found.view = view
+        found.view = view
         return found
+
+    def _uncount(self, found: _Class[Item], entry: Entry[Item]) -> None:
+        entry.gone = True
+        found.count -= 1
+        self.count -= 1
+        self.bytes -= entry.bytes
 
     def _tidy(self, found: _Class[Item], name: str, tenant: _Tenant[Item]) -> None:
         while tenant.waiting and tenant.waiting[0].gone:

@@ -17,8 +17,6 @@ class Caller(msgspec.Struct, frozen=True):
     user: str = ""
     key: str = ""
     """The key's name, never the key."""
-    klass: str = STANDARD
-    """The class asked for, where that may be had."""
 
 
 ANONYMOUS = Caller()

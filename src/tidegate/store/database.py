@@ -5,7 +5,6 @@ SQLite (write-ahead log) is the default: one file, closed to other users. Postgr
 
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,9 +57,6 @@ class Database:
     def __init__(self, engine: sa.Engine, where: str) -> None:
         self._engine = engine
         self.where = where
-        self._watcher: sa.Connection | None = None
-        """Never writes: to it, everything written comes from somebody else."""
-        self._watching = threading.Lock()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -78,23 +74,8 @@ class Database:
         with self._translated(), self._engine.execution_options(tidegate_write=True).begin() as connection:
             yield connection
 
-    def version(self) -> int | None:
-        """A number that is another one once anybody has written; None where that cannot be told. Raises StoreError.
-
-        Far cheaper than to read again what has not changed.
-        """
-        if self._engine.dialect.name != "sqlite" or self.where == ":memory:":
-            return None
-        with self._translated(), self._watching:
-            if self._watcher is None:
-                self._watcher = self._engine.connect()
-            found: int = self._watcher.connection.cursor().execute("PRAGMA data_version").fetchone()[0]
-            return found
-
     def close(self) -> None:
         """Close every connection."""
-        if self._watcher is not None:
-            self._watcher.close()
         self._engine.dispose()
 
     def migrate(self) -> None:
