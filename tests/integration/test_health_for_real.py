@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,9 @@ from tidegate.engines.llamacpp import LlamaCppEngine
 from tidegate.engines.process import Place
 from tidegate.fleet import local
 from tidegate.gateway.app import Gateway
+from tidegate.gateway.fleet import Replica
 from tidegate.gateway.health import Failure
+from tidegate.gateway.router import at_home
 from tidegate.types import FleetSnapshot, GatewayOptions, ModelView, ProcessId, ReplicaState, ReplicaView
 
 STUCK_S = 1.0
@@ -87,7 +90,9 @@ async def test_a_long_prefill_on_llama_cpp_is_no_reason_to_leave(demo_model, tmp
         states, counters = set(), set()
         async with watching(*views) as (gateway, url), httpx.AsyncClient(timeout=200, trust_env=False) as http:
             replicas = gateway.fleet.replicas.values()
-            asking = asyncio.ensure_future(http.post(f"{url}/v1/chat/completions", json=body))
+            asking = asyncio.ensure_future(
+                http.post(f"{url}/v1/chat/completions", json=body, headers=at_home_at("pool-0", list(replicas)))
+            )
             began = time.monotonic()
             while not asking.done():
                 states |= {replica.health.out for replica in replicas}
@@ -127,6 +132,12 @@ async def test_a_frozen_llama_cpp_is_out_until_it_thaws(demo_model, tmp_path):
                     os.kill(one.child.id.pid, signal.SIGCONT)
                 await until(lambda: replica.rank == 0)
                 await anext(events)
+
+
+def at_home_at(name: str, replicas: list[Replica]) -> dict[str, str]:
+    """The header of a conversation whose home is this replica."""
+    homes = ((str(number), at_home(replicas, b"%d" % number)) for number in itertools.count())
+    return {"x-session-id": next(key for key, home in homes if home is not None and home.view.id == name)}
 
 
 async def until(condition, seconds: float = 60.0) -> None:

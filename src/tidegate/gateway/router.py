@@ -1,7 +1,7 @@
 """Which replica gets a request. Pure: a function from what is in flight to a choice."""
 
-import zlib
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 
@@ -69,4 +69,4 @@ def at_home(candidates: Sequence[Home], key: bytes) -> Home | None:
         return candidates[0] if candidates else None
     bound = BOUND * (sum(one.in_flight for one in candidates) + 1) / len(candidates)
     fit = [one for one in candidates if one.in_flight < bound] or candidates
-    return max(fit, key=lambda one: zlib.crc32(one.name, zlib.crc32(key)))
+    return max(fit, key=lambda one: blake2b(key + one.name, digest_size=8).digest())

@@ -25,6 +25,7 @@ REGULAR: Final = 0.25
 """Times whose standard deviation is less than so much of their mean are much the same."""
 WAIT_SHARE: Final = 1 / 3
 """Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
+UNKNOWN_PAUSE_S: Final = 0.1
 RETURN_SHARE: Final = 0.35
 """Of the rate of service: how many of the refused are told to come again in a second."""
 
@@ -128,8 +129,11 @@ class ClassState:
         return max(most_s, WAIT_SHARE * self.duration_s)
 
     def retry_after_s(self, wait_s: float, rate: float, now: float) -> float:
-        """When one that is refused should come again: all of them at different times, as they could be served."""
-        pause_s = 1.0 / (RETURN_SHARE * rate) if rate > 0 else 1.0
+        """When one that is refused should come again: all of them at different times, as they could be served.
+
+        While none of its class has ended nobody knows how long they take: those come soon, to be told better.
+        """
+        pause_s = 1.0 / (RETURN_SHARE * rate) if rate > 0 and self._ended else UNKNOWN_PAUSE_S
         self._next_return_s = max(self._next_return_s, now + wait_s) + pause_s
         return self._next_return_s - now
 
