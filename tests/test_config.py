@@ -140,7 +140,7 @@ def test_paths_in_the_file_count_from_its_folder_and_others_from_where_one_stand
         (
             "[[pool]]\nname = 'a'\nmodel = 'm'\noptions.gap_ms = 1",
             "pool.1.options.gap_ms: there is no such setting (in FILE)",
-            'is it for a pool with engine = "external" or engine = "fake"?',
+            'is it for a pool with engine = "fake"?',
         ),
         (
             "[[pool]]\nname = 'a'\nmodel = 'm'\noptions.slots = 'x'",
@@ -173,7 +173,7 @@ def test_paths_in_the_file_count_from_its_folder_and_others_from_where_one_stand
         ("[[pool]]\nname = 'a'\nmodel = 'm'\noptions = 5", "pool.1.options: must be a table, not 5 (in FILE)", ""),
         (
             "[[pool]]\nname = 'a'\nmodel = 'm'\nengine = 'vlm'",
-            "pool.1.engine: must be 'llamacpp', 'external' or 'fake'",
+            "pool.1.engine: must be 'llamacpp', 'vllm', 'external' or 'fake'",
             "",
         ),
         ("[[pool]]\nname = 'a'\nmodel = 'm'\nengine = 'external'", "pool.1.urls: are missing", "as in urls"),

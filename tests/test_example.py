@@ -44,7 +44,7 @@ def test_every_line_is_a_setting_and_shows_its_default(tmp_path, engine):
     loaded = load(file, environ={})
     assert loaded.pool[0].engine == engine
     without = set(re.findall(r"^(\w+) = .*  # no default$", text, re.MULTILINE))
-    parts = [getattr(loaded, name) for name in ("gateway", "admin", "chat", "store", "log", "limits")]
+    parts = [getattr(loaded, name) for name in ("gateway", "admin", "chat", "store", "log", "engines", "limits")]
     lists = [getattr(loaded, name)[0] for name in ("klass", "rule", "tenant")]
     for part in [*parts, *lists, loaded.pool[0].engine_options()]:
         for name, field in type(part).model_fields.items():
@@ -66,6 +66,7 @@ def test_every_setting_is_in_the_file():
         "chat",
         "store",
         "log",
+        "engines",
         "limits",
         "class",
         "rule",

@@ -1,6 +1,6 @@
 """The data folder: one place for all state, closed to other users.
 
-models/ chat/ logs/ run/ state.db lan.key
+models/ engines/ chat/ logs/ run/ state.db lan.key
 """
 
 import os
@@ -20,6 +20,11 @@ class Home:
     @property
     def models(self) -> Path:
         return self.path / "models"
+
+    @property
+    def engines(self) -> Path:
+        """Environments of engines that were installed."""
+        return self.path / "engines"
 
     @property
     def logs(self) -> Path:

@@ -15,6 +15,7 @@ from tidegate.config.section import Section
 from tidegate.config.sections import (
     AdminSettings,
     ChatSettings,
+    EnginesSettings,
     ExternalOptions,
     FakeOptions,
     GatewaySettings,
@@ -25,6 +26,7 @@ from tidegate.config.sections import (
     SamplingSettings,
     Settings,
     StoreSettings,
+    VllmOptions,
 )
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "AdminSettings",
     "ChatSettings",
     "ClassSettings",
+    "EnginesSettings",
     "Explained",
     "ExternalOptions",
     "FakeOptions",
@@ -50,6 +53,7 @@ __all__ = [
     "Settings",
     "StoreSettings",
     "TenantSettings",
+    "VllmOptions",
     "explain",
     "find_file",
     "hub_environment",

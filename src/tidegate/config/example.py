@@ -95,6 +95,8 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Path):
         return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
     return "[" + ", ".join(map(_toml, value)) + "]"
 
 

@@ -218,7 +218,12 @@ def _check_options(position: int, pool: PoolSettings, origins: Mapping[str, str]
         model.model_validate_json(json.dumps(pool.options, default=str), strict=True)
     except ValidationError as error:
         where = ("pool", position, "options")
-        others = tuple(f'engine = "{name}"' for name in PoolSettings.OPTIONS if name != pool.engine)
+        unknown = {str(one["loc"][0]) for one in error.errors() if one["type"] == "extra_forbidden"}
+        others = tuple(
+            f'engine = "{name}"'
+            for name, kind in PoolSettings.OPTIONS.items()
+            if name != pool.engine and unknown & set(kind.model_fields)
+        )
         raise complaints.setting_error(error, model, origins, where, others) from None
 
 

@@ -187,6 +187,35 @@ class LlamaCppOptions(Section):
     """Share of the free memory that weights and KV cache may take."""
 
 
+class VllmOptions(Section):
+    """For engine = "vllm". Without python and command, the vLLM of `tidegate engines install vllm` is started."""
+
+    version: str = Field("", pattern=r"^[\w.+]*$")
+    """Which of the installed versions; empty for the newest."""
+    python: Path | None = Field(None, examples=["/opt/vllm/bin/python"])
+    """Python of an environment of your own that has vLLM."""
+    command: tuple[str, ...] = Field((), examples=[["/opt/vllm/bin/vllm", "serve"]])
+    """A command of your own that starts vLLM's server; the model's folder and flags are added to it."""
+    slots: int | None = Field(None, ge=1, le=4096, examples=[128])
+    """Sequences at once (--max-num-seqs)."""
+    context_tokens: int | None = Field(None, ge=128, examples=[8192])
+    """Prompt plus answer of one request (--max-model-len)."""
+    args: tuple[str, ...] = Field((), examples=[["--max-num-batched-tokens", "4096"]])
+    """Further flags of vLLM's, one word each; they win over those that Tidegate chooses."""
+    env: dict[str, str] = Field({})
+    """Further environment variables of the engine, such as { CUDA_VISIBLE_DEVICES = "1" }."""
+    priorities: bool = True
+    """Whether requests may be given an urgency (--scheduling-policy priority)."""
+    threads: int | None = Field(None, ge=1, examples=[8])
+    """On a CPU: threads of one replica; what is not given is the machine's cores, shared out among the pool's replicas."""
+    kv_cache_gib: int | None = Field(None, ge=1, examples=[8])
+    """On a CPU: memory of the KV cache of one replica."""
+    shutdown_timeout_s: int = Field(3, ge=0, le=3600)
+    """How long a replica that is stopped may finish what it has, after it was drained."""
+    start_timeout_s: float = Field(1800.0, gt=0)
+    """Longest time until it answers: weights are loaded, and a GPU's kernels compiled."""
+
+
 class FakeOptions(Section):
     """For engine = "fake", an engine without a model, for trials of everything around it."""
 
@@ -214,14 +243,15 @@ class ExternalOptions(Section):
 
 
 class PoolSettings(Section):
-    """Replicas of one model on one kind of engine. Without any [[pool]], each model gets one replica on llama.cpp."""
+    """Replicas of one model on one kind of engine. Without any [[pool]], each model gets one replica on llama.cpp, or,
+    on a machine with a GPU, on vLLM where that is installed."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$", examples=["default"])
     """The name; its replicas are called NAME-0, NAME-1 …"""
     model: str = Field(examples=["ernie-4.5-0.3b"])
     """Name of a [[model]], or of the catalogue."""
-    engine: Literal["llamacpp", "external", "fake"] = "llamacpp"
-    """"llamacpp" (runs here), "external" (runs already, at `urls`) or "fake"."""
+    engine: Literal["llamacpp", "vllm", "external", "fake"] = "llamacpp"
+    """"llamacpp" or "vllm" (run here), "external" (runs already, at `urls`) or "fake"."""
     replicas: int = Field(1, ge=1, le=64)
     """How many engines are started; external ones are as many as `urls`."""
     urls: tuple[EngineUrl, ...] = ()
@@ -230,6 +260,7 @@ class PoolSettings(Section):
 
     OPTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "llamacpp": LlamaCppOptions,
+        "vllm": VllmOptions,
         "external": ExternalOptions,
         "fake": FakeOptions,
     }
@@ -237,6 +268,15 @@ class PoolSettings(Section):
     def engine_options(self) -> Section:
         """`options`, checked against what the engine knows. Raises pydantic's ValidationError."""
         return self.OPTIONS[self.engine].model_validate(self.options)
+
+
+class EnginesSettings(Section):
+    """How engines are installed (`tidegate engines install`)."""
+
+    pip_args: tuple[str, ...] = Field((), examples=[["--extra-index-url", "https://pypi.example/simple"]])
+    """Further arguments of pip, which reads its own settings (pip.conf, PIP_* variables) all the same."""
+    python: Path | None = Field(None, examples=["/usr/bin/python3.12"])
+    """Python that environments are made with. Default: the one that runs Tidegate."""
 
 
 class Settings(Section):
@@ -247,6 +287,7 @@ class Settings(Section):
     chat: ChatSettings = Field(default_factory=ChatSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    engines: EnginesSettings = Field(default_factory=EnginesSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     klass: tuple[ClassSettings, ...] = Field((), alias="class")
     rule: tuple[RuleSettings, ...] = ()
