@@ -360,7 +360,7 @@ class ClassReport(msgspec.Struct, frozen=True):
 
 
 class GpuReport(msgspec.Struct, frozen=True):
-    """A GPU of a gateway's machine at one moment, as its driver tells; what it does not tell is None."""
+    """A GPU at one moment, as its driver tells; what it does not tell is None."""
 
     id: str
     """The driver's own, which no other GPU has."""
@@ -400,6 +400,7 @@ class DataReport(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaReport, ...]
     usage: tuple[UsageCount, ...] = ()
     gpus: tuple[GpuReport, ...] = ()
+    """Of its machine, where no control reads them."""
     classes: tuple[ClassReport, ...] = ()
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from tidegate.cli import announce, parts, reload, status, up
 from tidegate.config import Settings, load
-from tidegate.control.doctor.gpu import Gpu
+from tidegate.control.doctor.gpu import GpuFacts
 from tidegate.control.reload import Change, Effect
 from tidegate.control.snapshot import Keys
 from tidegate.control.status import ModelStatus, Status
 from tidegate.errors import SettingError
+from tidegate.gpus import Gpu
 from tidegate.home import Home
 
 NONE = {
@@ -162,12 +163,17 @@ def test_colleagues_are_told_address_key_and_how_to_sign_in(monkeypatch):
 
 
 def test_a_gpu_is_told_with_the_command_that_makes_use_of_it():
-    gpu = Gpu("NVIDIA A10", 24 * 1024**3, 20 * 1024**3, "550.54", "8.6")
-    assert announce.gpu_sentence([], ["llamacpp"], "en") == ""
-    assert announce.gpu_sentence([gpu], ["external"], "en") == ""
+    gpu = Gpu("GPU-a", "NVIDIA A10", memory_bytes=24 * 1024**3)
+    lost = Gpu("GPU-b", "NVIDIA A10", fault="it is lost")
+    assert announce.gpu_sentence(GpuFacts(), ["llamacpp"], "en") == ""
+    assert announce.gpu_sentence(GpuFacts((lost,)), ["llamacpp"], "en") == ""
+    assert announce.gpu_sentence(GpuFacts((gpu,)), ["external"], "en") == ""
     for language in ("en", "zh"):
-        sentence = announce.gpu_sentence([gpu, gpu], ["llamacpp"], language)
+        sentence = announce.gpu_sentence(GpuFacts((gpu, lost, gpu), driver="550.54"), ["llamacpp"], language)
+        assert "2 " in sentence
         assert "NVIDIA A10" in sentence
+        assert "24 GiB" in sentence
+        assert "550.54" in sentence
         assert sentence.endswith("pip install vllm")
 
 

@@ -9,7 +9,7 @@ from gateway.test_accounting import NOON, ended
 from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.metrics import Metrics
 from tidegate.gateway.record import ANONYMOUS
-from tidegate.types import ClassReport, FleetSnapshot, ReplicaReport
+from tidegate.types import ClassReport, FleetSnapshot, GpuReport, ReplicaReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
@@ -22,6 +22,7 @@ def test_the_page_says_what_the_code_tells():
     replica = ReplicaReport("p-0", 0, 1, 0, reachable=True, outs={"stuck": 1}, limit=4, by_class={"batch": 1})
     metrics.replicas = lambda: [msgspec.structs.replace(replica, running=1, waiting=0, kv_usage=0.5)]
     metrics.classes = lambda: [ClassReport("batch", queued=1)]
+    metrics.gpus = lambda: [GpuReport("GPU-a", "NVIDIA A10", 0.5, 1, 2, 3.0, 4.0)]
     metrics.dropped_lines = lambda: {"full": 1}
     accounting.ended(ended())
     accounting.refused(at_s=NOON, request_id="r", caller=ANONYMOUS, path="/", status=404, code="unknown_path")

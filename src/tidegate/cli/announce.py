@@ -7,7 +7,7 @@ from typing import Literal
 
 from tidegate.config import Settings, is_loopback, split_address
 from tidegate.control import ports
-from tidegate.control.doctor.gpu import VLLM_COMMAND, Gpu
+from tidegate.control.doctor.gpu import VLLM_COMMAND, GpuFacts
 from tidegate.control.status import Status
 
 Language = Literal["en", "zh"]
@@ -73,20 +73,21 @@ def curl(api: str, model: str, question: str, key: str, *, own: bool = False) ->
     return " ".join([*parts, "-d", shlex.quote(body)])
 
 
-def gpu_sentence(gpus: Sequence[Gpu], engines: Sequence[str], language: Language) -> str:
+def gpu_sentence(facts: GpuFacts, engines: Sequence[str], language: Language) -> str:
     """What was found and the one command that makes use of it; empty without a GPU, or where other engines serve."""
+    gpus = facts.usable
     if not gpus or any(engine == "external" for engine in engines):
         return ""
     gpu = gpus[0]
     memory = f"{gpu.memory_bytes / 1024**3:.0f} GiB, " if gpu.memory_bytes else ""
     if language == "zh":
         return (
-            f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}驱动 {gpu.driver}）。目前由 CPU 回答；"
+            f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}驱动 {facts.driver}）。目前由 CPU 回答；"
             f"要使用 GPU，请安装 vLLM，启动后用 tidegate up --engine URL 接入：{VLLM_COMMAND}"
         )
     count = "a GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     return (
-        f"Found {count}: {gpu.name} ({memory}driver {gpu.driver}). The CPU answers for now; "
+        f"Found {count}: {gpu.name} ({memory}driver {facts.driver}). The CPU answers for now; "
         f"vLLM would use it; start it and give its URL to `tidegate up --engine`: {VLLM_COMMAND}"
     )
 

@@ -24,6 +24,7 @@ from tidegate.gateway.process import run
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.home import Home, find_home
 from tidegate.http.tls import server_context
+from tidegate.nvml import Watch
 from tidegate.types import FleetSnapshot, Hello
 
 FLEET_WAIT_S = 2.0
@@ -134,11 +135,14 @@ def _serve_alone(settings: Settings) -> int:
         url = ports.url_of(ports.address_of(listening), "https" if tls else "http")
         logs.get().info("gateway listening", url=url, engines=[url for pool in settings.pool for url in pool.urls])
         access_log = _own_access_log(home)
+        watch = Watch(lambda trouble: logs.get().warning("gpu trouble", cause=trouble))
         try:
             fleet = FixedFleet(settings, store.keys, store.touched)
             host, _ = split_address(section.listen)
 
             async def beside(gateway: Gateway) -> None:
+                if watch.begin():
+                    gateway.metrics.gpus = watch.gpus
                 writer = UsageWriter(store.add_usage, log=logs.get(), source=gateway.accounting.take_usage)
                 writer.open()
                 try:
@@ -151,6 +155,7 @@ def _serve_alone(settings: Settings) -> int:
             make = partial(Gateway, unseen, listen_host=host, process=process, access_log=access_log)
             return run(make, listening, tls=tls, beside=beside, fleet_wait_s=FIRST_LOOK_S)
         finally:
+            watch.end()
             listening.close()
             if access_log is not None:
                 access_log.close()

@@ -70,7 +70,7 @@ def init(
 
 def look(home: Home) -> Found:
     """Look at processor, memory, GPU, ports, models, and engines that run on this machine."""
-    facts, gpus = machine.gather(), gpu.gather().gpus
+    facts, gpus = machine.gather(), gpu.gather().usable
     engines = running_engines(ENGINE_PORTS) if not folder.gather(home).ours else iter(())
     graphics = ", ".join(card.name for card in gpus) or "no GPU"
     cores = f"{facts.cores} core{'' if facts.cores == 1 else 's'}"

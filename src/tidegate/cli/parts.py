@@ -32,7 +32,7 @@ from tidegate.models.hubs import hubs_for
 from tidegate.models.progress import for_terminal
 from tidegate.models.resolve import LocalModel, Resolver
 from tidegate.store import Database, KeyStore, UsageStore, digest_of, open_database
-from tidegate.types import UsageCount
+from tidegate.types import GpuReport, UsageCount
 
 LAN_KEY = "lan"
 """Name of the key that `--lan` makes, and stem of the file in the data folder that keeps it."""
@@ -78,7 +78,12 @@ class Store:
         return secret
 
 
-def make_parts(home: Home, read_settings: Callable[[], Settings], store: Store) -> Parts:
+def make_parts(
+    home: Home,
+    read_settings: Callable[[], Settings],
+    store: Store,
+    gpus: Callable[[], tuple[GpuReport, ...]] | None = None,
+) -> Parts:
     """What control is given. Children inherit this process's environment."""
     resolver = Resolver(home, hubs_for(hub_environment()), for_terminal(), terminal_language())
 
@@ -95,6 +100,7 @@ def make_parts(home: Home, read_settings: Callable[[], Settings], store: Store) 
         make_engine=lambda spec, spawn: make_engine(spec, spawn, home),
         keys=store.keys,
         add_usage=store.add_usage,
+        gpus=gpus,
     )
 
 

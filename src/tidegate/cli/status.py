@@ -8,6 +8,7 @@ import typer
 
 from tidegate.cli.admin import ask, running
 from tidegate.control.status import Status
+from tidegate.types import GpuReport
 
 app = typer.Typer(add_completion=False)
 MIB = 1024 * 1024
@@ -46,6 +47,11 @@ def show(status: Status) -> None:
     )
     for name, url in status.urls.items():
         console.print(f"  {name:<6} {url}", soft_wrap=True)
+    for number, gpu in enumerate(status.gpus):
+        values = gpu_values(gpu)
+        console.print(
+            f"  GPU {number:<2} {gpu.name}{', ' if values else ', it does not answer'}{values}", soft_wrap=True
+        )
     table = Table("replica", "model", "state", "pid", "since", "restarts", "memory", "slots", "in flight", box=None)
     for replica in status.replicas:
         table.add_row(
@@ -68,6 +74,16 @@ def show(status: Status) -> None:
     for name, cause in causes.items():
         if cause:
             console.print(f"{name}: {cause}", soft_wrap=True)
+
+
+def gpu_values(gpu: GpuReport) -> str:
+    """`45%, 12/24 GiB, 150 W, 62 °C`, as far as it tells."""
+    parts = [] if gpu.use is None else [f"{gpu.use:.0%}"]
+    if gpu.memory_used_bytes is not None and gpu.memory_total_bytes is not None:
+        parts += [f"{gpu.memory_used_bytes / 1024**3:.0f}/{gpu.memory_total_bytes / 1024**3:.0f} GiB"]
+    parts += [] if gpu.power_w is None else [f"{gpu.power_w:.0f} W"]
+    parts += [] if gpu.temperature_c is None else [f"{gpu.temperature_c:.0f} °C"]
+    return ", ".join(parts)
 
 
 def duration(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tidegate.cli.status import duration, gib, mib
+from tidegate.cli.status import duration, gib, gpu_values, mib
 from tidegate.control.steering import Top, TopReplica
 from tidegate.control.sums import ClassSum
 from tidegate.types import GpuReport, ReplicaState
@@ -24,7 +24,6 @@ CLASSES_WIDTH: Final = (6, 7, 9, 6, 9, 8, 7, 7)
 REPLICAS_HEAD: Final = ("state", "in/limit", "run", "wait", "KV", "req/s", "fail/s")
 REPLICAS_WIDTH: Final = (8, 9, 4, 4, 4, 5, 6)
 GPU_WIDTH: Final = 39
-GIB: Final = 1024**3
 BAD: Final = "bold red"
 HEAD: Final = "bold"
 
@@ -74,19 +73,10 @@ def _gpus(gpus: Sequence[GpuReport], width: int, most: int) -> list[Text]:
     """As many beside each other as there is room for, `most` lines at most."""
     beside = max(1, (width + 2) // (GPU_WIDTH + 2))
     shown = gpus if len(gpus) <= most * beside else gpus[: most * beside - 1]
-    cells = [f"GPU {number}: {_gpu(one)}" for number, one in enumerate(shown)]
+    cells = [f"GPU {number}: {gpu_values(one) or one.name}" for number, one in enumerate(shown)]
     cells += [f"and {len(gpus) - len(shown)} more"] if len(shown) < len(gpus) else []
     fitted = [set_cell_size(_cut(cell, GPU_WIDTH), GPU_WIDTH) for cell in cells]
     return [Text("  ".join(fitted[begin : begin + beside]).rstrip()) for begin in range(0, len(fitted), beside)]
-
-
-def _gpu(one: GpuReport) -> str:
-    parts = [] if one.use is None else [f"{one.use:.0%}"]
-    if one.memory_used_bytes is not None and one.memory_total_bytes is not None:
-        parts += [f"{one.memory_used_bytes / GIB:.0f}/{one.memory_total_bytes / GIB:.0f} GiB"]
-    parts += [] if one.power_w is None else [f"{one.power_w:.0f} W"]
-    parts += [] if one.temperature_c is None else [f"{one.temperature_c:.0f} °C"]
-    return ", ".join(parts) or one.name
 
 
 def _classes(classes: Sequence[ClassSum], width: int, most: int) -> list[Text]:

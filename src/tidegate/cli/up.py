@@ -8,7 +8,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from tidegate.control.state import Lock
 from tidegate.errors import SettingError
 from tidegate.home import Home, find_home
 from tidegate.http.tls import server_context
+from tidegate.nvml import Watch
 
 KILLED_EXIT = 130
 """128 + SIGINT, as shells say it."""
@@ -156,7 +157,9 @@ async def _serve(
 ) -> int:
     log = logs.get()
     world = World(clock=time.monotonic, wall=time.time, rng=random.SystemRandom(), log=log)
-    control = Control(settings, home, make_parts(home, read_settings, store), world)
+    watch = Watch(lambda trouble: log.warning("gpu trouble", cause=trouble))
+    gpus = watch.gpus if watch.begin() else None
+    control = Control(settings, home, make_parts(home, read_settings, store, gpus), world)
     stopping = _Stopping(control)
     log.info("tidegate starting", version=__version__, home=str(home.path))
     try:
@@ -173,6 +176,7 @@ async def _serve(
         log.info("stopping", answers_may_take_s=settings.gateway.drain_timeout_s)
         stopping.event.set()
         await control.stop()
+        watch.end()
         log.info("stopped")
     return stopping.exit_code
 
@@ -186,7 +190,7 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
     status = control.status()
     found = await _within(GPU_WAIT_S, looking)
     if sentence := gpu_sentence(found, [pool.engine for pool in settings.pool], language):
-        logs.get().info("gpu found", gpus=[one.name for one in found])
+        logs.get().info("gpu found", gpus=[one.name for one in found.usable])
         say(sentence)
     mib = 1024 * 1024
     logs.get().info(
@@ -200,11 +204,11 @@ async def _start(control: Control, settings: Settings, secret: str | None) -> No
     say(announce(status, settings, secret, language).removesuffix("\n"))
 
 
-async def _within(seconds: float, looking: asyncio.Task[gpu.GpuFacts]) -> Sequence[gpu.Gpu]:
+async def _within(seconds: float, looking: asyncio.Task[gpu.GpuFacts]) -> gpu.GpuFacts:
     try:
-        return (await asyncio.wait_for(looking, seconds)).gpus
+        return await asyncio.wait_for(looking, seconds)
     except TimeoutError:
-        return ()
+        return gpu.GpuFacts()
 
 
 class _Stopping:

@@ -33,9 +33,12 @@ from tidegate.control.steering import Steering
 from tidegate.control.usage import UsageWriter
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.errors import OperatorError
+from tidegate.fleet.local import process_id
+from tidegate.gateway.gpu_metrics import gpu_metrics
+from tidegate.gateway.shared_metrics import Shares
 from tidegate.home import Home
 from tidegate.store.keys import digest_of
-from tidegate.types import KeyView, ReplicaState, UsageCount
+from tidegate.types import GpuReport, KeyView, ReplicaState, UsageCount
 
 KEYS_POLL_S = 0.5
 """A new or revoked key is in every gateway within a second."""
@@ -64,6 +67,8 @@ class Parts:
     """Reads the store. Blocks; raises StoreError."""
     add_usage: Callable[[Sequence[UsageCount]], None]
     """Writes to the store. Blocks; raises OperatorError."""
+    gpus: Callable[[], tuple[GpuReport, ...]] | None = None
+    """What was read last of this machine's; None where it has none."""
 
 
 class Control:
@@ -151,6 +156,9 @@ class Control:
         self._publish()
         loop = asyncio.get_running_loop()
         self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.port.watch())}
+        if self._parts.gpus is not None:
+            shares = Shares(self._home.run / state.METRICS_FOLDER, process_id(self.pid))
+            self._tasks.add(loop.create_task(shares.run(lambda: gpu_metrics(self.gpus()))))
 
     async def ready(self) -> None:
         """Wait until everything runs. Raises OperatorError if the gateway or every engine cannot be started."""
@@ -202,6 +210,10 @@ class Control:
         """SIGKILL to every child; a `stop` that is under way then ends at once."""
         for record in self.launcher.records.all():
             self.launcher.kill(record)
+
+    def gpus(self) -> tuple[GpuReport, ...]:
+        """Of this machine."""
+        return self._parts.gpus() if self._parts.gpus is not None else ()
 
     def status(self) -> Status:
         return overview(self, now=self._world.clock(), began=self._began)

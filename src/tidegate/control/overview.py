@@ -66,6 +66,7 @@ def overview(control: "Control", *, now: float, began: float) -> Status:
             )
             for link in control.gateways.links.values()
         ),
+        gpus=control.gpus(),
     )
 
 

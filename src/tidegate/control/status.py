@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidegate.types import ReplicaState
+from tidegate.types import GpuReport, ReplicaState
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -86,3 +86,5 @@ class Status(msgspec.Struct, frozen=True):
     models: tuple[ModelStatus, ...]
     replicas: tuple[ReplicaStatusView, ...]
     gateways: tuple[GatewayStatus, ...]
+    gpus: tuple[GpuReport, ...] = ()
+    """Of this machine."""

@@ -182,6 +182,7 @@ class Steering:
             now=self._clock(),
             classes=[one.name for one in control.gateways.snapshot.classes],
             replicas=names,
+            gpus=control.gpus(),
         )
         there = tuple(one for one in sums.replicas if one.id in names)  # a gateway may not know yet who is gone
         return msgspec.structs.replace(sums, replicas=there)

@@ -91,7 +91,7 @@ class Sums(msgspec.Struct, frozen=True):
     classes: tuple[ClassSum, ...] = ()
     replicas: tuple[ReplicaSum, ...] = ()
     gpus: tuple[GpuReport, ...] = ()
-    """Of all machines that gateways run on, each as it was reported last."""
+    """Of control's machine, and of others as gateways there reported them last."""
 
 
 Series = Sequence[Told]
@@ -99,9 +99,17 @@ Series = Sequence[Told]
 
 
 def add_up(
-    gateways: Iterable[Series], *, now: float, classes: Sequence[str] = (), replicas: Sequence[str] = ()
+    gateways: Iterable[Series],
+    *,
+    now: float,
+    classes: Sequence[str] = (),
+    replicas: Sequence[str] = (),
+    gpus: Sequence[GpuReport] = (),
 ) -> Sums:
-    """The sums at `now`. Names in `classes` and `replicas` come first, in that order, whether reported or not."""
+    """The sums at `now`. Names in `classes` and `replicas` come first, in that order, whether reported or not.
+
+    `gpus` are those that control reads itself.
+    """
     series = [one for one in gateways if one]
     latest = [one[-1].report for one in series]
     live = [list(_recent(one, now)) for one in series if now - one[-1].at_s <= SILENT_S]
@@ -121,7 +129,7 @@ def add_up(
         first_token=_first_token(live, lambda _: True),
         classes=class_sums,
         replicas=tuple(_replica(name, [one[-1].report for one in by_age], live) for name in replica_names),
-        gpus=tuple({gpu.id: gpu for one in by_age for gpu in one[-1].report.gpus}.values()),
+        gpus=_gpus(gpus, [one[-1].report for one in by_age]),
     )
 
 
@@ -195,6 +203,12 @@ def _replica(name: str, latest: Sequence[DataReport], live: Sequence[Series]) ->
         kv_usage=_last([one.kv_usage for one in mine]),
         health=tuple(sorted({one.health for one in mine if one.health})),
     )
+
+
+def _gpus(own: Sequence[GpuReport], latest: Sequence[DataReport]) -> tuple[GpuReport, ...]:
+    known = {gpu.id for gpu in own}
+    others = {gpu.id: gpu for report in latest for gpu in report.gpus if gpu.id not in known}
+    return (*own, *others.values())
 
 
 def _last(values: Sequence[Number | None]) -> Number | None:

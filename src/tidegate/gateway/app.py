@@ -332,6 +332,7 @@ class Gateway:
             replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
             classes=self.lines.report(),
             usage=self.accounting.take_usage(),
+            gpus=tuple(self.metrics.gpus()),
         )
 
     def unsent(self, report: DataReport) -> None:

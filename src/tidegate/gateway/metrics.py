@@ -12,9 +12,10 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tidegate.gateway.gpu_metrics import gpu_metrics
 from tidegate.gateway.record import Ended
 from tidegate.gateway.usage_sums import OTHER
-from tidegate.types import ClassReport, Outcome, ReplicaReport
+from tidegate.types import ClassReport, GpuReport, Outcome, ReplicaReport
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BUCKETS_TOKENS_PER_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
@@ -77,6 +78,8 @@ class Metrics(Collector):
         self.replicas: Callable[[], Iterable[ReplicaReport]] = tuple
         self.classes: Callable[[], Iterable[ClassReport]] = tuple
         """What waits, by class."""
+        self.gpus: Callable[[], Iterable[GpuReport]] = tuple
+        """Of this machine, where no control reads them."""
         self.settle: Callable[[], None] = lambda: None
         """Adds what was counted and is not in here yet."""
         self.dropped_lines: Callable[[], dict[str, int]] = dict
@@ -166,6 +169,7 @@ class Metrics(Collector):
         yield dropped
         yield from self._collect_classes()
         yield from self._collect_replicas()
+        yield from gpu_metrics(self.gpus())
 
     def _collect_requests(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from tidegate import logs
+from tidegate.gateway.gpu_metrics import GAUGES
 from tidegate.home import write_private
 from tidegate.types import ProcessId
 
@@ -42,9 +43,10 @@ MOST: Final = frozenset(
         "tidegate_engine_running",
         "tidegate_engine_waiting",
         "tidegate_engine_kv_usage",
+        *GAUGES,
     )
 )
-"""Gauges of which the greatest stands for all: every process reads the same of an engine."""
+"""Gauges of which the greatest stands for all: every process reads the same of an engine, and two controls of a GPU."""
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]

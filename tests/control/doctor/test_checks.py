@@ -10,6 +10,7 @@ from tidegate.control.doctor import disk, folder, gpu, hub, listeners, machine, 
 from tidegate.control.doctor.findings import Level
 from tidegate.control.state import ProcessKind, ProcessRecord
 from tidegate.engines.llamacpp_fit import Machine
+from tidegate.gpus import FAULTS, Gpu
 from tidegate.types import ProcessId
 
 MACHINE = machine.MachineFacts(
@@ -153,11 +154,20 @@ def test_a_clock_that_all_hubs_contradict_is_a_problem():
 
 
 def test_gpus_are_told_with_the_command_that_uses_them():
-    gpus = gpu.parse("NVIDIA A10, 23028, 22500, 550.54.15, 8.6\nNVIDIA GB10, [N/A], [N/A], 580.1, 12.1\nnoise\n")
-    first, second = gpu.check(gpu.GpuFacts(gpus, 2))
-    assert first.text == "NVIDIA A10, 22.0 GiB of 22.5 GiB free, driver 550.54.15, compute 8.6"
+    a10 = Gpu("GPU-a", "NVIDIA A10", memory_bytes=23028 << 20, free_bytes=22500 << 20, compute=(8, 6))
+    shared = Gpu("GPU-b", "NVIDIA GB10", compute=(12, 1), processes=(7,))  # its memory is the processor's
+    first, second = gpu.check(gpu.GpuFacts((a10, shared), 2, "580.1"))
+    assert first.text == "NVIDIA A10, 22.0 GiB of 22.5 GiB free, driver 580.1, compute 8.6"
     assert "pip install vllm" in first.advice
-    assert second.text == "NVIDIA GB10, driver 580.1, compute 12.1"
+    assert second.text == "NVIDIA GB10, driver 580.1, compute 12.1, in use by 1 process"
+
+
+def test_a_gpu_that_is_lost_is_a_problem_beside_those_that_answer():
+    lost = Gpu("GPU-b", "NVIDIA A10", fault=FAULTS[15].text)
+    first, second = gpu.check(gpu.GpuFacts((Gpu("GPU-a", "NVIDIA A10", parted=True), lost), 2, "580.1"))
+    assert first.text == "NVIDIA A10, driver 580.1, cut into instances (MIG)"
+    assert second.level is Level.PROBLEM
+    assert second.text == "NVIDIA A10 (GPU-b): the GPU is lost: it has fallen off the bus"
 
 
 @pytest.mark.parametrize(
@@ -165,13 +175,14 @@ def test_gpus_are_told_with_the_command_that_uses_them():
     [
         (gpu.GpuFacts(), Level.OK, "none; llama.cpp runs on the processor"),
         (gpu.GpuFacts(cards=1), Level.NOTE, "1 NVIDIA card without a driver"),
-        (gpu.GpuFacts(cards=1, fault="Driver/library version mismatch"), Level.PROBLEM, "version mismatch"),
+        (gpu.GpuFacts(cards=1, fault=FAULTS[18]), Level.PROBLEM, "version mismatch"),
     ],
 )
 def test_without_a_usable_gpu_it_says_why(facts, level, text):
     found = only(gpu.check(facts))
     assert found.level is level
     assert text in found.text
+    assert bool(found.advice) is (level is not Level.OK)
 
 
 def record(name):

@@ -1,31 +1,18 @@
 """GPUs, as NVIDIA's driver tells of them."""
 
-import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate import nvml
 from tidegate.control.doctor.findings import Finding, note, ok, problem, size
+from tidegate.gpus import Fault, Gpu
 
-QUERY = "name,memory.total,memory.free,driver_version,compute_cap"
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI classes of VGA and 3D controllers."""
 VLLM_COMMAND = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"
 INSTALL_VLLM = f"`{VLLM_COMMAND}` installs the engine for it; start it, and give its URL to `tidegate up --engine`"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU."""
-
-    name: str
-    memory_bytes: int
-    free_bytes: int
-    driver: str
-    compute: str
-    """Compute capability, as in 9.0."""
 
 
 @dataclass(frozen=True)
@@ -35,57 +22,38 @@ class GpuFacts:
     gpus: tuple[Gpu, ...] = ()
     cards: int = 0
     """NVIDIA cards on the PCI bus, with a driver or without."""
-    fault: str = ""
-    """What nvidia-smi said instead of an answer."""
+    driver: str = ""
+    fault: Fault | None = None
+    """Why the driver does not answer."""
+
+    @property
+    def usable(self) -> tuple[Gpu, ...]:
+        """Those that answer."""
+        return tuple(one for one in self.gpus if not one.fault)
 
 
-def gather(*, timeout_s: float = 15.0, devices: Path = Path("/sys/bus/pci/devices")) -> GpuFacts:
-    """Ask nvidia-smi where there is one, and the PCI bus."""
-    cards = _cards(devices)
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return GpuFacts(cards=cards)
-    try:
-        ran = subprocess.run(
-            [program, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return GpuFacts(cards=cards, fault=f"nvidia-smi does not answer within {timeout_s:g} s")
-    except OSError as error:
-        return GpuFacts(cards=cards, fault=f"nvidia-smi cannot be run: {error.strerror}")
-    if ran.returncode:
-        said = (ran.stdout + ran.stderr).strip().splitlines()
-        return GpuFacts(cards=cards, fault=said[0] if said else f"nvidia-smi ends with {ran.returncode}")
-    return GpuFacts(parse(ran.stdout), cards)
-
-
-def parse(text: str) -> tuple[Gpu, ...]:
-    """The GPUs in nvidia-smi's answer to `QUERY`; a line that is none is left out."""
-    found = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(QUERY.split(",")):
-            continue
-        name, total, free, driver, compute = fields
-        found.append(Gpu(name, _mib(total), _mib(free), driver, compute))
-    return tuple(found)
+def gather(
+    *, timeout_s: float = 15.0, devices: Path = Path("/sys/bus/pci/devices"), control: Path | None = None
+) -> GpuFacts:
+    """Ask the driver where there is one (`control` is its device), and the PCI bus."""
+    reading = nvml.read(device=control, timeout_s=timeout_s)
+    return GpuFacts(reading.gpus, _cards(devices), reading.driver, reading.fault)
 
 
 def check(facts: GpuFacts) -> Iterable[Finding]:
+    if facts.fault:
+        yield problem("gpu", facts.fault.text, facts.fault.advice)
+        return
     for gpu in facts.gpus:
-        memory = f", {size(gpu.free_bytes)} of {size(gpu.memory_bytes)} free" if gpu.memory_bytes else ""
-        yield note("gpu", f"{gpu.name}{memory}, driver {gpu.driver}, compute {gpu.compute}", INSTALL_VLLM)
+        if gpu.fault:
+            yield problem(
+                "gpu", f"{gpu.name} ({gpu.id}): {gpu.fault}", "nvidia-smi and the kernel's log tell more of it"
+            )
+        else:
+            yield note("gpu", _described(gpu, facts.driver), INSTALL_VLLM)
     if facts.gpus:
         return
-    if facts.fault:
-        yield problem("gpu", facts.fault, "mend the driver (often a restart after an update), or remove nvidia-smi")
-    elif facts.cards:
+    if facts.cards:
         yield note(
             "gpu",
             f"{facts.cards} NVIDIA card{'' if facts.cards == 1 else 's'} without a driver",
@@ -95,8 +63,17 @@ def check(facts: GpuFacts) -> Iterable[Finding]:
         yield ok("gpu", "none; llama.cpp runs on the processor")
 
 
-def _mib(text: str) -> int:
-    return int(text) << 20 if text.isdigit() else 0  # "[N/A]" where CPU and GPU share their memory
+def _described(gpu: Gpu, driver: str) -> str:
+    parts = [gpu.name]
+    if gpu.memory_bytes is not None and gpu.free_bytes is not None:
+        parts += [f"{size(gpu.free_bytes)} of {size(gpu.memory_bytes)} free"]
+    parts += [f"driver {driver}"] if driver else []
+    parts += [f"compute {gpu.compute[0]}.{gpu.compute[1]}"] if gpu.compute else []
+    parts += (
+        [f"in use by {len(gpu.processes)} process{'' if len(gpu.processes) == 1 else 'es'}"] if gpu.processes else []
+    )
+    parts += ["cut into instances (MIG)"] if gpu.parted else []
+    return ", ".join(parts)
 
 
 def _cards(devices: Path) -> int:
