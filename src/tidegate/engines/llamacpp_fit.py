@@ -9,9 +9,8 @@ from typing import Final
 
 from tidegate import machine
 from tidegate.config import LlamaCppOptions
-from tidegate.engines.llamacpp_memory import MemoryNeed, memory_needed
+from tidegate.engines.llamacpp_memory import MemoryNeed, Weighed, memory_needed
 from tidegate.errors import ModelError
-from tidegate.gguf import GgufHeader
 
 SLOTS_PER_CORE: Final = 2
 MIN_SLOTS, MAX_SLOTS = 4, 16
@@ -43,7 +42,7 @@ class Fit:
     need: MemoryNeed
 
 
-def fit(header: GgufHeader, options: LlamaCppOptions, room: Machine, *, model: str) -> Fit:
+def fit(header: Weighed, options: LlamaCppOptions, room: Machine, *, model: str) -> Fit:
     """The largest set-up, up to the defaults, that `options` allow and memory holds.
 
     What `options` name is taken as it is. Raises ModelError with the arithmetic and the nearest that fits.

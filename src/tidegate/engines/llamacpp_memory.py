@@ -4,9 +4,9 @@ The measurements behind the constants are in docs/decisions/0013-memory-arithmet
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tidegate.errors import ModelError
-from tidegate.gguf import GgufHeader
 
 MIB = 1024 * 1024
 MIN_CONTEXT_TOKENS = 128
@@ -17,6 +17,23 @@ KV_VALUE_BYTES = 2
 """The engine keeps keys and values in 16 bit."""
 SAMPLER_BYTES = 16
 """Of each token of the vocabulary, for each slot: its logit, and the sampler's candidate."""
+
+
+class Weighed(Protocol):
+    """What has to be known of a model: the header of its file tells it, and so does a plan for one that is not here yet."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def context_tokens(self) -> int | None: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def kv_values_per_token(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,7 @@ class MemoryNeed:
         )
 
 
-def memory_needed(header: GgufHeader, *, context_tokens: int, slots: int, micro_batch_tokens: int = 256) -> MemoryNeed:
+def memory_needed(header: Weighed, *, context_tokens: int, slots: int, micro_batch_tokens: int = 256) -> MemoryNeed:
     """Memory that `slots` requests of `context_tokens` each take.
 
     Weights are the tensors of the file. KV cache: keys and values of every layer for every token, 16 bit.
