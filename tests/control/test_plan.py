@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.config import load
-from tidegate.control.plan import make_plan, sources, with_defaults
+from tidegate.control.plan import Need, make_plan, sources, with_defaults
 from tidegate.engines.base import ModelFiles
 from tidegate.types import Sampling
 
@@ -27,7 +27,8 @@ def _bare_environment(monkeypatch):
 
 def plan(flags, files=None, served=None):
     settings = with_defaults(load(None, flags))
-    return make_plan(settings, files or dict.fromkeys(sources(settings), ERNIE), served)
+    here = {Need(name): found for name, found in files.items()} if files else dict.fromkeys(sources(settings), ERNIE)
+    return make_plan(settings, here, served)
 
 
 def test_no_settings_mean_one_replica_of_what_auto_finds_under_its_own_names():

@@ -27,6 +27,7 @@ COMMANDS = {
     "keys": "create, list, revoke and rotate clients' keys",
     "usage": "requests and tokens used, by tenant, class, model and day",
     "models": "list, pull, verify and remove models",
+    "engines": "install, list and remove engines",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",
 }

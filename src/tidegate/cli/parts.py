@@ -12,17 +12,19 @@ from typing import TypeVar
 
 from tidegate import logs
 from tidegate.cli.say import say
+from tidegate.cli.vllm_parts import VllmParts
 from tidegate.config import (
     ExternalOptions,
     FakeOptions,
     LlamaCppOptions,
     ModelSettings,
     Settings,
+    VllmOptions,
     hub_environment,
     terminal_language,
 )
 from tidegate.control.control import Parts
-from tidegate.control.plan import ReplicaSpec
+from tidegate.control.plan import Form, Need, ReplicaSpec
 from tidegate.control.snapshot import Keys
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.engines.process import Place
@@ -87,8 +89,10 @@ def make_parts(
     """What control is given. Children inherit this process's environment."""
     resolver = Resolver(home, hubs_for(hub_environment()), for_terminal(), terminal_language())
 
-    async def resolve(wanted: Mapping[str, ModelSettings]) -> Mapping[str, ModelFiles]:
-        return {name: await in_thread(partial(_files, resolver, model)) for name, model in wanted.items()}
+    vllm = VllmParts(home)
+
+    async def resolve(wanted: Mapping[Need, ModelSettings]) -> Mapping[Need, ModelFiles]:
+        return {need: await in_thread(partial(_files, resolver, model, need.form)) for need, model in wanted.items()}
 
     return Parts(
         environ=dict(os.environ),
@@ -97,14 +101,14 @@ def make_parts(
         settings=read_settings,
         resolve=resolve,
         served=served,
-        make_engine=lambda spec, spawn: make_engine(spec, spawn, home),
+        make_engine=lambda spec, spawn: make_engine(spec, spawn, home, vllm),
         keys=store.keys,
         add_usage=store.add_usage,
         gpus=gpus,
     )
 
 
-def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home) -> Engine:
+def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home, vllm: VllmParts) -> Engine:
     """The engine of a replica."""
     place = Place(name=spec.id, spawn=spawn, folder=home.run, log=home.logs / f"{spec.id}.log")
     match spec.options:
@@ -113,6 +117,8 @@ def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home) -> Engine:
 
             assert spec.files is not None  # noqa: S101 - the plan gives files to every pool that loads them
             return LlamaCppEngine(spec.files, spec.options, place)
+        case VllmOptions():
+            return vllm.engine(spec, spec.options, place)
         case FakeOptions():
             from tidegate.engines.fake import FakeEngine
 
@@ -173,8 +179,8 @@ async def _own_name(url: str, options: ExternalOptions) -> str:
         raise OperatorError(str(error), hint=hint) from None
 
 
-def _files(resolver: Resolver, model: ModelSettings) -> ModelFiles:
-    found: LocalModel = resolver.resolve(model.source, quantisation=model.quantisation)
+def _files(resolver: Resolver, model: ModelSettings, form: Form) -> ModelFiles:
+    found: LocalModel = resolver.resolve(model.source, quantisation=model.quantisation, form=form)
     say(found.sentence)
     logs.get().info("model found", model=found.name, file=str(found.path), quantisation=found.quantisation)
     return ModelFiles(

@@ -204,12 +204,8 @@ class VllmOptions(Section):
     """Further flags of vLLM's, one word each; they win over those that Tidegate chooses."""
     env: dict[str, str] = Field({})
     """Further environment variables of the engine, such as { CUDA_VISIBLE_DEVICES = "1" }."""
-    priorities: bool = True
-    """Whether requests may be given an urgency (--scheduling-policy priority)."""
     threads: int | None = Field(None, ge=1, examples=[8])
     """On a CPU: threads of one replica; what is not given is the machine's cores, shared out among the pool's replicas."""
-    kv_cache_gib: int | None = Field(None, ge=1, examples=[8])
-    """On a CPU: memory of the KV cache of one replica."""
     shutdown_timeout_s: int = Field(3, ge=0, le=3600)
     """How long a replica that is stopped may finish what it has, after it was drained."""
     start_timeout_s: float = Field(1800.0, gt=0)
@@ -244,7 +240,8 @@ class ExternalOptions(Section):
 
 class PoolSettings(Section):
     """Replicas of one model on one kind of engine. Without any [[pool]], each model gets one replica on llama.cpp, or,
-    on a machine with a GPU, on vLLM where that is installed."""
+    on a machine with a GPU, on vLLM where that is installed.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$", examples=["default"])
     """The name; its replicas are called NAME-0, NAME-1 …"""

@@ -24,7 +24,7 @@ from tidegate.control.keeper import World
 from tidegate.control.launch import Launcher, end_strays
 from tidegate.control.logfollow import LogFollowers
 from tidegate.control.overview import overview
-from tidegate.control.plan import Plan, ReplicaSpec, make_plan, sources, with_defaults
+from tidegate.control.plan import Need, Plan, ReplicaSpec, make_plan, sources, with_defaults
 from tidegate.control.reload import ReloadAnswer, applicable, differences
 from tidegate.control.replicas import Replicas, unwanted
 from tidegate.control.snapshot import Keys, build, keys_required
@@ -58,7 +58,7 @@ class Parts:
     """The command that starts the chat page."""
     settings: Callable[[], Settings]
     """Reads the settings again. Raises SettingError."""
-    resolve: Callable[[Mapping[str, ModelSettings]], Awaitable[Mapping[str, ModelFiles]]]
+    resolve: Callable[[Mapping[Need, ModelSettings]], Awaitable[Mapping[Need, ModelFiles]]]
     """Finds or fetches the files of each model. Raises ModelError, DownloadError."""
     served: Callable[[Settings], Awaitable[Mapping[str, str]]]
     """What models given only by URLs call themselves."""

@@ -8,6 +8,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,17 @@ from tidegate.types import ModelView
 
 DEFAULT_POOL = "default"
 
+Form = Literal["gguf", "safetensors"]
+FORMS: Final[Mapping[str, Form]] = {"llamacpp": "gguf", "vllm": "safetensors"}
+"""What the engines that load models load."""
+
+
+class Need(NamedTuple):
+    """Files that have to be here: a model, as one kind of engine loads it."""
+
+    model: str
+    form: Form = "gguf"
+
 
 @dataclass(frozen=True)
 class ReplicaSpec:
@@ -27,11 +39,14 @@ class ReplicaSpec:
     pool: str
     model: str
     engine: str
-    """`llamacpp`, `external` or `fake`."""
+    """`llamacpp`, `vllm`, `external` or `fake`."""
     options: Section
     files: ModelFiles | None = None
     url: str = ""
     """Of an engine that is not ours to start."""
+    number: int = 0
+    siblings: int = field(default=1, compare=False)
+    """Replicas of its pool, which share the machine's cores; another number of them is no reason to start it anew."""
     digest: str = field(default="", compare=False)
 
 
@@ -60,31 +75,43 @@ def with_defaults(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": tuple(models), "pool": tuple(pools)})
 
 
-def sources(settings: Settings) -> dict[str, ModelSettings]:
-    """The models whose files have to be here, by name: those of pools that load them."""
-    loading = {pool.model for pool in settings.pool if pool.engine == "llamacpp"}
-    return {model.name: model for model in settings.model if model.name in loading}
+def sources(settings: Settings) -> dict[Need, ModelSettings]:
+    """The models whose files have to be here: those of pools that load them."""
+    needs = {Need(pool.model, FORMS[pool.engine]) for pool in settings.pool if pool.engine in FORMS}
+    return {
+        need: model
+        for model in settings.model
+        for need in (Need(model.name), Need(model.name, "safetensors"))
+        if need in needs
+    }
 
 
-def make_plan(settings: Settings, files: Mapping[str, ModelFiles], served: Mapping[str, str] | None = None) -> Plan:
+def make_plan(settings: Settings, files: Mapping[Need, ModelFiles], served: Mapping[str, str] | None = None) -> Plan:
     """The plan for settings with defaults, the files of each model in `sources`, and what external models call themselves.
 
     A model named `auto` takes the name of what was found for it.
     """
     taken = {name.lower() for model in settings.model for name in (model.name, *model.aliases)}
-    models = tuple(_model_view(model, files.get(model.name), taken, served or {}) for model in settings.model)
+    known = {
+        need.model: found for need, found in sorted(files.items(), key=lambda item: item[0], reverse=True)
+    }  # names as GGUF has them first
+    models = tuple(_model_view(model, known.get(model.name), taken, served or {}) for model in settings.model)
     names = {model.name: view.name for model, view in zip(settings.model, models, strict=True)}
     replicas: list[ReplicaSpec] = []
     for pool in settings.pool:
-        for number in range(len(pool.urls) if pool.engine == "external" else pool.replicas):
+        count = len(pool.urls) if pool.engine == "external" else pool.replicas
+        form = FORMS.get(pool.engine)
+        for number in range(count):
             spec = ReplicaSpec(
                 id=f"{pool.name}-{number}",
                 pool=pool.name,
                 model=names[pool.model],
                 engine=pool.engine,
                 options=pool.engine_options(),
-                files=files.get(pool.model) if pool.engine == "llamacpp" else None,
+                files=files.get(Need(pool.model, form)) if form is not None else None,
                 url=pool.urls[number].rstrip("/") if pool.engine == "external" else "",
+                number=number,
+                siblings=count,
             )
             replicas.append(_with_digest(spec))
     return Plan(models, tuple(replicas))

@@ -45,6 +45,12 @@ def likely_cause(lines: tuple[str, ...], status: int | None) -> str:
     return ""
 
 
+def last_words(log: Path, since: int, status: int | None) -> tuple[str, tuple[str, ...]]:
+    """Why it most likely ended, and its last lines."""
+    lines = tail(log, since)
+    return likely_cause(lines, status), lines
+
+
 def tail(log: Path, since: int = 0) -> tuple[str, ...]:
     """The last lines of a log file, of what was written past the offset `since`; none if it cannot be read."""
     try:

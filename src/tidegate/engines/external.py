@@ -68,7 +68,7 @@ class ExternalEngine:
         if self.dialect is not DialectName.LLAMACPP or not isinstance(props, dict):
             props = {}
         served = self._options.served_name or str(model.get("id", ""))
-        embeddings = await _embeds(http, served)
+        embeddings = await readiness.embeds(http, served)
         try:
             await readiness.one_token(http, served)
         except readiness.NoTokenError as error:
@@ -121,11 +121,6 @@ async def _dialect(http: httpx.AsyncClient, model: dict[str, Any], props: Any) -
         return DialectName.LLAMACPP
     owner = {"vllm": DialectName.VLLM, "llamacpp": DialectName.LLAMACPP}.get(str(model.get("owned_by")))
     return owner or DialectName.OPENAI
-
-
-async def _embeds(http: httpx.AsyncClient, served: str) -> bool:
-    answer = await http.post("/v1/embeddings", json={"model": served, "input": readiness.QUESTION})
-    return answer.status_code == httpx.codes.OK and b'"embedding"' in answer.content
 
 
 def _version(dialect: DialectName, served: str, model: dict[str, Any], props: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,12 +11,14 @@ from typing import Final
 import httpx
 import msgspec
 
+from tidegate.config import split_address
 from tidegate.engines import causes, readiness
 from tidegate.engines.base import Child, ReadyFile, Spawn
 from tidegate.errors import EngineStartError
 from tidegate.home import write_private
 
 POLL_S: Final = 0.02
+CONNECT_POLL_S: Final = 0.1
 DYING_S: Final = 1.0
 """A connection that broke is most often the first news of a process that ends."""
 START_TIMEOUT_S: Final = 600.0
@@ -45,16 +47,32 @@ class Place:
         return self.folder / f"{self.name}.engine-key"
 
 
+Answers = Callable[[httpx.AsyncClient, str], Awaitable[object]]
+"""Asks an engine for a real answer. Raises EngineStartError, httpx.TransportError."""
+LastWords = Callable[[Path, int, int | None], tuple[str, tuple[str, ...]]]
+"""From a log, the offset since when, and the exit status: why it ended, and the lines that say so."""
+
+
 class EngineProcess:
     """One engine's child process, from its start to its end."""
 
-    def __init__(self, place: Place, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        place: Place,
+        start_timeout_s: float = START_TIMEOUT_S,
+        *,
+        answers: Answers = readiness.one_token,
+        last_words: LastWords = causes.last_words,
+    ) -> None:
         self.place = place
+        self._answers, self._last_words = answers, last_words
         self.child: Child | None = None
         self.url = ""
         self.api_key = ""
         self._start_timeout_s = start_timeout_s
         self._log_start = 0
+        self._told = False
+        """Whether the URL was known before the child was started."""
 
     def new_key(self) -> Path:
         """Make a key and the file that carries it to the child."""
@@ -62,14 +80,17 @@ class EngineProcess:
         write_private(self.place.key_file, self.api_key.encode())
         return self.place.key_file
 
-    async def start(self, argv: Sequence[str]) -> None:
-        """Start the child. Raises EngineStartError."""
+    async def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, url: str = "") -> None:
+        """Start the child. Raises EngineStartError.
+
+        `url` is where it will answer; without one it writes that to the ready file.
+        """
         place = self.place
         place.ready_file.unlink(missing_ok=True)
-        self.url = ""
+        self.url, self._told = url, bool(url)
         self._log_start = causes.size(place.log)
         try:
-            self.child = await place.spawn(argv, env=place.env, log=place.log)
+            self.child = await place.spawn(argv, env={**place.env, **(env or {})}, log=place.log)
         except OSError as error:
             self.forget_files()
             raise EngineStartError(f"{place.name}: its process could not be started: {error}") from error
@@ -105,12 +126,22 @@ class EngineProcess:
                 self.url = msgspec.json.decode(self.place.ready_file.read_bytes(), type=ReadyFile).url
                 break
             await asyncio.sleep(POLL_S)
+        if self._told:
+            await self._listening()
         async with readiness.client(self.url, self.api_key) as http:
-            await readiness.one_token(http, served_name)
+            await self._answers(http, served_name)
+
+    async def _listening(self) -> None:
+        host, port = split_address(self.url.partition("://")[2])
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                return
+            await asyncio.sleep(CONNECT_POLL_S)
 
     def _ended(self, status: int | None) -> EngineStartError:
-        lines = causes.tail(self.place.log, self._log_start)
-        cause = causes.likely_cause(lines, status)
+        cause, lines = self._last_words(self.place.log, self._log_start, status)
         how = "" if status is None else f" (exit status {status})" if status >= 0 else f" (signal {-status})"
         message = f"{self.place.name} ended before it was ready{how}"
         return EngineStartError(f"{message}: {cause}" if cause else message, log_tail=lines, cause=cause)

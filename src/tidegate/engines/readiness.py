@@ -53,6 +53,12 @@ async def one_token(http: httpx.AsyncClient, model: str) -> None:
     raise NoTokenError(message, tuple(statuses))
 
 
+async def embeds(http: httpx.AsyncClient, model: str) -> bool:
+    """Whether it answers /v1/embeddings. Raises httpx.TransportError."""
+    answer = await http.post("/v1/embeddings", json={"model": model, "input": QUESTION})
+    return answer.status_code == httpx.codes.OK and b'"embedding"' in answer.content
+
+
 def has_token(body: bytes) -> bool:
     """Whether an answer counts at least one generated token, or has text where it does not count."""
     try:
