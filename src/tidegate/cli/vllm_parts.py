@@ -7,18 +7,16 @@ from dataclasses import dataclass, field
 from tidegate import logs, machine, nvml
 from tidegate.config import VllmOptions
 from tidegate.control.plan import ReplicaSpec
-from tidegate.engines import vllm_program
+from tidegate.engines import model_facts, plan_types, profiles, vllm_flags, vllm_program
 from tidegate.engines.base import ModelFiles
 from tidegate.engines.process import Place
 from tidegate.engines.vllm import Flags, VllmEngine
+from tidegate.engines.vllm_cpu import this_cpu
 from tidegate.engines.vllm_gpu import Taken, choose_gpu
 from tidegate.engines.vllm_program import Program
 from tidegate.gpus import Gpu
 from tidegate.home import Home
 
-GIB = 1024**3
-KV_SHARE, KV_MOST_GIB = 0.25, 4
-CPU_SLOTS = 128
 SEVERAL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
 """Flags of a replica that takes several GPUs, which it then finds itself."""
 
@@ -50,30 +48,57 @@ class VllmParts:
         own = options.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = () if program.kind == "cpu" else tuple(self.read_gpus())
         env: dict[str, str] = {}
+        hardware: plan_types.Gpu | plan_types.Cpu
         if own is not None and not several:
             visible = own.split(",")
             env["CUDA_VISIBLE_DEVICES"] = visible[spec.number % len(visible)]
+            gpu = next((one for one in gpus if one.id == env["CUDA_VISIBLE_DEVICES"]), gpus[0] if gpus else None)
         elif gpus and not several:
             gpu = choose_gpu(gpus, self.taken, spec.id, files)
             self.taken[spec.id] = gpu.id
             env["CUDA_VISIBLE_DEVICES"] = gpu.id
             logs.get().info("gpu chosen", replica=spec.id, gpu=gpu.name, id=gpu.id)
-        if not gpus:
-            env |= _cpu(options, spec.siblings)
-        argv = ["--scheduling-policy", "priority"]
-        argv += [] if gpus else ["--enforce-eager"]
-        argv += [] if options.context_tokens is None else ["--max-model-len", str(options.context_tokens)]
-        slots = options.slots or CPU_SLOTS
-        argv += ["--max-num-seqs", str(slots)]
-        return Flags(tuple(argv), env, slots)
+        else:
+            gpu = gpus[0] if gpus else None
+        if gpu is not None:
+            hardware = _gpu(gpu)
+        else:
+            hardware = _cpu(spec.siblings)
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several replicas would all be bound to the same first cores
+        wishes = plan_types.Wishes(options.context_tokens, options.slots, options.memory_share, options.fp8)
+        plan = profiles.plan(
+            model_facts.read(files.path, name=files.name),
+            hardware,
+            version=program.version or vllm_flags.PINNED,
+            preset=options.preset,
+            wishes=wishes,
+        )
+        env |= {one.name: one.value for one in plan.environment if one.value is not None}
+        if options.threads is not None:
+            env["OMP_NUM_THREADS"] = str(options.threads)
+        for choice in plan.choices:
+            logs.get().debug("flag chosen", replica=spec.id, flag=choice.name, value=choice.value, why=choice.reason)
+        slots = plan.value("--max-num-seqs")
+        if slots is not None:
+            return Flags(plan.argv(), env, int(slots))
+        return Flags(
+            plan.argv(), env, profiles.engine_defaults(hardware)[1] if isinstance(hardware, plan_types.Gpu) else None
+        )
 
 
-def _cpu(options: VllmOptions, siblings: int) -> dict[str, str]:
-    """Threads and memory of one replica; they are shared out among those that start beside it."""
-    threads = options.threads or max(machine.cores() // siblings, 1)
-    kv = max(min(int(machine.memory().available_bytes * KV_SHARE / siblings / GIB), KV_MOST_GIB), 1)
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several replicas would all be bound to the same first cores
-        "VLLM_CPU_KVCACHE_SPACE": str(kv),
-    }
+def _gpu(gpu: Gpu) -> plan_types.Gpu:
+    """A GPU that shares the processor's memory has that."""
+    memory = machine.memory()
+    return plan_types.Gpu(
+        gpu.name,
+        memory.total_bytes if gpu.memory_bytes is None else gpu.memory_bytes,
+        memory.available_bytes if gpu.free_bytes is None else gpu.free_bytes,
+        gpu.compute or (9, 0),
+    )
+
+
+def _cpu(siblings: int) -> plan_types.Cpu:
+    """One replica's share: those of a pool start beside one another, and each sees all memory free."""
+    cpu = this_cpu()
+    cores = max(cpu.cores // siblings, 1)
+    return plan_types.Cpu(cpu.flags, cores, cpu.total_bytes, cpu.available_bytes // siblings)

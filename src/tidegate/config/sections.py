@@ -196,10 +196,16 @@ class VllmOptions(Section):
     """Python of an environment of your own that has vLLM."""
     command: tuple[str, ...] = Field((), examples=[["/opt/vllm/bin/vllm", "serve"]])
     """A command of your own that starts vLLM's server; the model's folder and flags are added to it."""
+    preset: str = "default"
+    """What its flags are chosen for: "default", "balanced", "production" … (`tidegate engines plan`)."""
     slots: int | None = Field(None, ge=1, le=4096, examples=[128])
-    """Sequences at once (--max-num-seqs)."""
+    """Sequences at once (--max-num-seqs); what is not given follows from the preset, as the next three do."""
     context_tokens: int | None = Field(None, ge=128, examples=[8192])
     """Prompt plus answer of one request (--max-model-len)."""
+    memory_share: float | None = Field(None, gt=0, le=1, examples=[0.9])
+    """Share of the GPU's memory, or of what is available of the machine's."""
+    fp8: Literal["none", "weights", "kv", "both"] = "none"
+    """What is kept in 8 bits, on GPUs of compute capability 8.9 and newer."""
     args: tuple[str, ...] = Field((), examples=[["--max-num-batched-tokens", "4096"]])
     """Further flags of vLLM's, one word each; they win over those that Tidegate chooses."""
     env: dict[str, str] = Field({})
