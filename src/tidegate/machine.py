@@ -7,6 +7,7 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,13 @@ def cores(cgroup: Path = CGROUP) -> int:
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
         return min(count, max(int(quota) // int(period), 1))  # "max": ValueError
     return count
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """What the processor can (`avx2`, `avx512_bf16` …), lower case; empty where the system does not tell."""
+    try:
+        text = cpuinfo.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.partition(":")[2].lower().split())

@@ -12,7 +12,7 @@ from tidegate.engines.model_facts import ERNIE_CONFIG, from_config
 from tidegate.engines.plan_presets import PRESETS, Preset, named, read_tuned, tuned_file
 from tidegate.engines.plan_types import Cpu, Gpu, Wishes
 from tidegate.engines.profiles import plan
-from tidegate.engines.vllm_flags import canonical, known, release
+from tidegate.engines.vllm_flags import PINNED, canonical, known, release
 from tidegate.errors import ModelError, SettingError
 
 GIB = 1 << 30
@@ -285,3 +285,8 @@ def test_a_plan_fits_or_is_refused_whatever_the_card(gpu, preset, model, wishes)
 @given(preset=st.builds(Preset, why=st.just("x"), sequences=st.none() | st.integers(1, 9000)))
 def test_any_tuned_preset_makes_a_plan(preset):
     assert plan(ERNIE, L4, preset="tuned", tuned=preset).choices
+
+
+def test_the_known_flags_are_those_of_the_release_that_is_installed():
+    assert known().version == PINNED == "0.32.0"
+    assert len(known().flags) > 300

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tidegate.cli.engines_plan import add_plan
 from tidegate.cli.say import say
 from tidegate.config import EnginesSettings, Settings, find_file, load
 from tidegate.engines import environments
@@ -14,7 +15,8 @@ from tidegate.engines.vllm_releases import DEFAULT, VERSION, Kind, Release
 from tidegate.errors import OperatorError, SettingError
 from tidegate.home import Home, find_home
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Install, list and remove engines.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Install, list, remove and plan engines.")
+add_plan(app)
 
 GIB = 1024**3
 Engine = Annotated[Literal["vllm"], typer.Argument(help="vllm; llama.cpp comes with Tidegate.")]

@@ -10,8 +10,10 @@ from typing import Final
 
 import msgspec
 
-PINNED: Final = "0.32.0"
-"""The version that plans and checks are made for, and that is installed."""
+from tidegate.engines.vllm_releases import DEFAULT
+
+PINNED: Final = DEFAULT
+"""The version that plans and checks are made for."""
 DATA: Final = Path(__file__).with_name("vllm_flags.json")
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tidegate import machine
 from tidegate.control.doctor.findings import Finding, note, ok, problem, size
@@ -48,7 +47,7 @@ def gather() -> MachineFacts:
         python=sys.version_info[:3],
         system=platform.system(),
         architecture=platform.machine(),
-        cpu_flags=_cpu_flags(),
+        cpu_flags=machine.cpu_flags(),
         cores=machine.cores(),
         memory_bytes=memory.total_bytes,
         available_bytes=memory.available_bytes,
@@ -119,15 +118,6 @@ def _clock(facts: MachineFacts) -> Finding:
             "clock", f"it says {now:%Y-%m-%d %H:%M} UTC, which is long past", "set it, or run a time service"
         )
     return ok("clock", f"{now:%Y-%m-%d %H:%M} UTC")
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
 
 
 def _limit(value: int) -> int:
