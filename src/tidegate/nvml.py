@@ -1,7 +1,7 @@
 """Asks NVIDIA's driver about its GPUs, through NVML (the library `libnvidia-ml.so.1` that comes with it).
 
-Where there is no `/dev/nvidiactl` nothing is loaded and nothing asked: the bindings alone take 76 ms to import. A call
-may block for as long as the driver likes, so all of them are made in threads that hold up nobody.
+Where there is no `/dev/nvidiactl` nothing is loaded and nothing asked: the bindings take their time to import. A call may
+block for as long as the driver likes, so all of them are made in threads that hold up nobody.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ RETRY_S: Final = 10.0
 """Between two attempts to have a lost GPU, or a driver that was reloaded, back: each opens NVML anew."""
 GONE: Final = "the driver has it no more"
 STALE_S: Final = 5.0
-"""Values are forgotten where the driver has said nothing for so long."""
+"""Values are forgotten once the driver leaves a question open for so long."""
 
 
 class Nvml:
@@ -138,7 +138,7 @@ def read(*, device: Path | None = None, timeout_s: float = 15.0) -> Reading:
 
 
 class Watch:
-    """Reads the GPUs every second, in a thread of its own. `tell` is told of each trouble, once, from that thread."""
+    """Reads the GPUs every second, in a thread of its own. `tell` is told of each trouble, once, from any thread."""
 
     def __init__(
         self,
@@ -151,8 +151,9 @@ class Watch:
     ) -> None:
         self._tell, self._device = tell, device or CONTROL_DEVICE
         self._every_s, self._retry_s, self._stale_s = every_s, retry_s, stale_s
-        self._last: tuple[float, tuple[GpuReport, ...]] = (0.0, ())
-        """When, by CLOCK_MONOTONIC, and what; replaced whole."""
+        self._last: tuple[GpuReport, ...] = ()
+        self._asked_s: float | None = None
+        """Since when the driver is asked, by CLOCK_MONOTONIC; None between two readings."""
         self._told: set[str] = set()
         self._end = threading.Event()
 
@@ -165,10 +166,11 @@ class Watch:
 
     def gpus(self) -> tuple[GpuReport, ...]:
         """What was read last. A driver that has stopped to answer leaves names without values."""
-        at_s, gpus = self._last
-        if time.monotonic() - at_s <= self._stale_s:
-            return gpus
-        return tuple(GpuReport(gpu.id, gpu.name) for gpu in gpus)
+        asked_s = self._asked_s
+        if asked_s is None or time.monotonic() - asked_s <= self._stale_s:
+            return self._last
+        self._say("the driver does not answer")
+        return tuple(GpuReport(gpu.id, gpu.name) for gpu in self._last)
 
     def end(self) -> None:
         """Read no more; waits for nobody."""
@@ -178,11 +180,13 @@ class Watch:
         nvml = Nvml()
         anew_s = time.monotonic() + self._retry_s
         while True:
+            self._asked_s = time.monotonic()
             reading = nvml.read()
+            self._last = tuple(report(gpu) for gpu in reading.gpus)
+            self._asked_s = None
             if self._end.is_set():
                 return
-            self._last = (time.monotonic(), tuple(report(gpu) for gpu in reading.gpus))
-            self._say(reading)
+            self._say_troubles(reading)
             lost = any(gpu.fault for gpu in reading.gpus)
             if lost and time.monotonic() >= anew_s:
                 nvml.close()
@@ -191,12 +195,15 @@ class Watch:
                 nvml.close()
                 return
 
-    def _say(self, reading: Reading) -> None:
+    def _say_troubles(self, reading: Reading) -> None:
         if reading.fault:
-            said = [f"{reading.fault.text} -> {reading.fault.advice}"]
-        else:
-            said = [f"{gpu.name} ({gpu.id}): {gpu.fault}" for gpu in reading.gpus if gpu.fault]
-        for sentence in said:
-            if sentence not in self._told:
-                self._told.add(sentence)
-                self._tell(sentence)
+            self._say(f"{reading.fault.text} -> {reading.fault.advice}")
+            return
+        for gpu in reading.gpus:
+            if gpu.fault:
+                self._say(f"{gpu.name} ({gpu.id}): {gpu.fault}")
+
+    def _say(self, trouble: str) -> None:
+        if trouble not in self._told:
+            self._told.add(trouble)
+            self._tell(trouble)

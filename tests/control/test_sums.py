@@ -145,3 +145,13 @@ def test_a_gpu_that_several_gateways_see_is_told_once_as_it_was_last():
     late = [told(2.0, gpus=[GpuReport("a", use=0.9)])]
     for gateways in ([early, late], [late, early]):
         assert {one.id: one.use for one in add_up(gateways, now=2.0).gpus} == {"a": 0.9, "b": 0.2}
+
+
+def test_the_gpus_that_control_reads_itself_come_first_and_are_believed():
+    own = (GpuReport("c", use=0.5), GpuReport("a", use=0.4))
+    gateways = [[told(2.0, gpus=[GpuReport("a", use=0.9), GpuReport("b", use=0.2)])]]
+    assert [(one.id, one.use) for one in add_up(gateways, now=2.0, gpus=own).gpus] == [
+        ("c", 0.5),
+        ("a", 0.4),
+        ("b", 0.2),
+    ]
