@@ -5,6 +5,10 @@ every second; control sends a `FleetSnapshot` whenever the fleet changes. Either
 serves on with its last snapshot and connects again.
 
 A frame is a 4-byte big-endian length and that many bytes of JSON. Descriptors travel with the frame's first byte.
+
+A gateway on another host says the same over HTTP, at control's admin port. It posts a `RemoteHello` to `LINK_PATH`; the
+answer does not end: a JSON object a line (`Word`), the first with control's version, then a snapshot whenever the fleet
+changes, and an empty one every `HEARTBEAT_S`. Each second it posts a `RemoteReport` to `REPORT_PATH`.
 """
 
 import array
@@ -14,9 +18,11 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
+
+from tidegate.types import DataReport, FleetSnapshot, Hello
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_DESCRIPTORS = 4
@@ -24,7 +30,43 @@ BACKLOG = 64
 MAX_SOCKET_PATH_BYTES = 107
 """What fits into `sockaddr_un.sun_path` (unix(7))."""
 
+PROTOCOL: Final = 1
+"""Of what is said over HTTP; it grows when one side would misunderstand the other, not with each new field."""
+LINK_PATH: Final = "/admin/v1/gateways/link"
+REPORT_PATH: Final = "/admin/v1/gateways/report"
+HEARTBEAT_S: Final = 2.0
+
 Message = TypeVar("Message")
+
+
+class RemoteHello(msgspec.Struct, frozen=True):
+    """A gateway on another host greets control."""
+
+    protocol: int
+    instance: str
+    """Drawn at the gateway's start: processes of two hosts may have one pid."""
+    host: str
+    """What its host calls itself."""
+    hello: Hello
+    look: bool = False
+    """Only to see whether it would be let in: the answer ends with the first snapshot."""
+
+
+class Word(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of control's answer; an empty one says that control lives."""
+
+    protocol: int = 0
+    version: str = ""
+    snapshot: FleetSnapshot | None = None
+
+
+class RemoteReport(msgspec.Struct, frozen=True):
+    """A report from another host. What was used in it counts once, however often it has to be sent."""
+
+    instance: str
+    batch: int
+    """Number of `report.usage`, from 1; it stays the same until control has answered."""
+    report: DataReport
 
 
 class ChannelClosedError(ConnectionError):

@@ -12,6 +12,8 @@ from tidegate.types import GpuReport
 
 app = typer.Typer(add_completion=False)
 MIB = 1024 * 1024
+SILENT_S = 3.0
+"""Of a gateway that reports every second."""
 MIN_WIDTH = 120
 """Columns; a narrower terminal wraps lines, which is better than cut names."""
 
@@ -35,6 +37,7 @@ def status(
 def show(status: Status) -> None:
     """The status as tables."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -68,6 +71,12 @@ def show(status: Status) -> None:
     for process in status.processes:
         since, memory = duration(process.ready_s), mib(process.memory_bytes)
         table.add_row(process.name, "", process.state, str(process.pid or ""), since, str(process.restarts), memory)
+    for gateway in status.gateways:
+        if gateway.host:
+            silent = gateway.report_age_s is None or gateway.report_age_s > SILENT_S
+            where = escape(f"gateway on {gateway.host}, {gateway.listen}")
+            in_flight = str(gateway.in_flight)
+            table.add_row(where, "", "silent" if silent else "here", str(gateway.pid), "", "", "", "", in_flight)
     console.print(table)
     causes = {replica.id: replica.cause for replica in status.replicas}
     causes |= {process.name: process.cause for process in status.processes}

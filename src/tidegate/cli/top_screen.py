@@ -56,7 +56,7 @@ def _head(top: Top) -> list[Text]:
     state = Text("ready", "green") if top.ready else Text("not ready", BAD)
     gateways = "1 gateway" if sums.gateways == 1 else f"{sums.gateways} gateways"
     memory = f"memory {gib(top.memory_used_bytes)} of {gib(top.memory_total_bytes)}"
-    return [
+    lines = [
         Text.assemble(f"Tidegate {top.version}, ", state, f", up {duration(top.up_s)}, {gateways}, {memory}"),
         Text.assemble(
             f"{rate(sums.requests_per_s)} requests/s, {rate(sums.tokens_per_s)} tokens/s, {sums.in_flight} in flight, ",
@@ -67,6 +67,10 @@ def _head(top: Top) -> list[Text]:
             f"first token: p50 {seconds(first.p50_s)}, p99 {seconds(first.p99_s)} ({first.samples} in {top.window_s:.0f} s)"
         ),
     ]
+    if top.other_hosts:
+        told = (f"{_clean(one.host)} {_clean(one.listen)} ({one.in_flight} in flight)" for one in top.other_hosts)
+        lines.append(Text(f"gateways of other hosts: {', '.join(told)}"))
+    return lines
 
 
 def _gpus(gpus: Sequence[GpuReport], width: int, most: int) -> list[Text]:

@@ -2,6 +2,7 @@
 
 import ipaddress
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
@@ -52,3 +53,28 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def is_loopback_url(url: str) -> bool:
+    """Whether only processes of the machine that a URL was made on can reach what it names."""
+    try:
+        name = (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def is_same_host(peer: str, own: str) -> bool:
+    """Whether the two ends of a connection, given by their IP addresses, are on one machine, as far as these tell."""
+    if peer == own:
+        return True
+    try:
+        return ipaddress.ip_address(peer.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

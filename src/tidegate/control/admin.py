@@ -2,7 +2,7 @@
 
 Every request must name this machine in its Host header (the name, not the port: a page on another site whose name was
 made to point here still sends its own name), must carry the token, and may not be a form, which is all that a page on
-another site can send without asking first.
+another site can send without asking first. Gateways on other hosts have a token of their own, which opens nothing else.
 """
 
 import asyncio
@@ -22,8 +22,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidegate.channel import LINK_PATH, REPORT_PATH, RemoteHello, RemoteReport
 from tidegate.config import split_address
 from tidegate.control.reload import ReloadAnswer
+from tidegate.control.remote_gateways import LinkAnswer, RemoteGateways
 from tidegate.control.status import Status
 from tidegate.control.steering import DrainAnswer, LimitAnswer, Limits, Top
 from tidegate.errors import (
@@ -43,6 +45,8 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain
 """What a page on another site can send without a preflight (the Fetch standard's safelist)."""
 ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 MAX_BODY_BYTES = 64 * 1024
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+"""Twice what 10,000 rows of usage take, the most that a gateway keeps."""
 CLOSE_GRACE_S = 2
 MOST_SEQUENCES = 100_000
 """More than any engine computes at once; a larger limit is a slip of the keyboard."""
@@ -105,10 +109,21 @@ class AdminServer:
         token: str,
         listen: str,
         allowed_hosts: tuple[str, ...],
+        remote: RemoteGateways | None = None,
+        gateway_token: str = "",
     ) -> None:
+        """`remote` are the gateways on other hosts, for whom `gateway_token` is enough."""
         self._server = _Server(
             uvicorn.Config(
-                application(operations, steering, token=token, listen=listen, allowed_hosts=allowed_hosts),
+                application(
+                    operations,
+                    steering,
+                    token=token,
+                    listen=listen,
+                    allowed_hosts=allowed_hosts,
+                    remote=remote,
+                    gateway_token=gateway_token,
+                ),
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -136,7 +151,14 @@ class AdminServer:
 
 
 def application(
-    operations: Operations, steering: Steering, *, token: str, listen: str, allowed_hosts: tuple[str, ...]
+    operations: Operations,
+    steering: Steering,
+    *,
+    token: str,
+    listen: str,
+    allowed_hosts: tuple[str, ...],
+    remote: RemoteGateways | None = None,
+    gateway_token: str = "",
 ) -> Starlette:
     """The admin port as an ASGI application."""
 
@@ -166,9 +188,10 @@ def application(
             Route("/admin/v1/reload", reload, methods=["POST"]),
             Route("/admin/v1/gateways/replace", replace_gateways, methods=["POST"]),
             *_steered(steering),
+            *(_remote(remote) if remote is not None else ()),
             Route("/health", health, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, token=token, hosts=hosts_of(listen, allowed_hosts))],
+        middleware=[Middleware(Guard, token=token, gateway_token=gateway_token, hosts=hosts_of(listen, allowed_hosts))],
         exception_handlers={RequestError: _refusal, 404: _no_such_path, 405: _no_such_method},
     )
 
@@ -203,11 +226,22 @@ def _steered(steering: Steering) -> list[Route]:
     ]
 
 
+def _remote(gateways: RemoteGateways) -> list[Route]:
+    async def link(request: Request) -> LinkAnswer:
+        return gateways.greet(_decode(await _body(request), RemoteHello, "a gateway's greeting"))
+
+    async def report(request: Request) -> Response:
+        gateways.take(_decode(await _body(request, MAX_REPORT_BYTES), RemoteReport, "a gateway's report"))
+        return _json({"taken": True})
+
+    return [Route(LINK_PATH, link, methods=["POST"]), Route(REPORT_PATH, report, methods=["POST"])]
+
+
 class Guard:
     """Host, form and token, checked in this order before anything else is looked at."""
 
-    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str]) -> None:
-        self._app, self._token, self._hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], gateway_token: str = "") -> None:
+        self._app, self._token, self._hosts, self._gateway_token = app, token, hosts, gateway_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -227,11 +261,14 @@ class Guard:
         if request.url.path == "/health":
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token.encode())
+        shown = given.strip().encode("utf-8", "replace")
+        right = hmac.compare_digest(shown, self._token.encode())
+        for_gateways = request.url.path in {LINK_PATH, REPORT_PATH} and bool(self._gateway_token)
+        if for_gateways and hmac.compare_digest(shown, self._gateway_token.encode()):
+            right = True
         if scheme.lower() != "bearer" or not right:
-            raise Unauthorized(
-                "the admin port needs the token in run/admin.json as a bearer token", code="invalid_api_key"
-            )
+            needed = "the token in run/admin.json" + (" or in gateway.token" if for_gateways else "")
+            raise Unauthorized(f"the admin port needs {needed} as a bearer token", code="invalid_api_key")
 
     def _is_ours(self, name: str) -> bool:
         if name in self._hosts:
@@ -270,13 +307,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _body(request: Request) -> bytes:
-    body = b""
+async def _body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
+    body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BadRequest(f"the body is over {MAX_BODY_BYTES} bytes")
-    return body
+        if len(body) > most:
+            raise BadRequest(f"the body is over {most} bytes")
+    return bytes(body)
 
 
 def _decode(body: bytes, kind: type[Message], what: str) -> Message:

@@ -18,7 +18,7 @@ from tidegate.control import ports, state
 from tidegate.control.admin import AdminServer
 from tidegate.control.concerns import concerns
 from tidegate.control.frontends import Frontends
-from tidegate.control.gateways import Gateways
+from tidegate.control.gateways import Gateways, Heard
 from tidegate.control.hand import Hand
 from tidegate.control.keeper import World
 from tidegate.control.launch import Launcher, end_strays
@@ -26,8 +26,9 @@ from tidegate.control.logfollow import LogFollowers
 from tidegate.control.overview import overview
 from tidegate.control.plan import Need, Plan, ReplicaSpec, make_plan, sources, with_defaults
 from tidegate.control.reload import ReloadAnswer, applicable, differences
+from tidegate.control.remote_gateways import RemoteGateways
 from tidegate.control.replicas import Replicas, unwanted
-from tidegate.control.snapshot import Keys, build, keys_required
+from tidegate.control.snapshot import Keys, build, keys_required, of_a_port
 from tidegate.control.status import Status
 from tidegate.control.steering import Steering
 from tidegate.control.usage import UsageWriter
@@ -87,6 +88,13 @@ class Control:
             clock=world.clock,
             log=world.log,
             reported=lambda report: self._usage.add(report.usage),
+        )
+        self.remote = RemoteGateways(
+            clock=world.clock,
+            log=world.log,
+            reported=lambda report: self._usage.add(report.usage),
+            changed=self._on_change,
+            own=lambda: of_a_port(self.settings.gateway.options()),
         )
         self.hand = Hand.load(home, self._on_change)
         self.steering = Steering(self, clock=world.clock)
@@ -199,6 +207,7 @@ class Control:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
+        self.remote.close()
         if self._admin_server is not None:
             await self._admin_server.close()
         self.frontends.port.close()
@@ -265,7 +274,13 @@ class Control:
         self.admin = state.write_admin(self._home, ports.url_of(ports.address_of(listening)))
         hosts = self.settings.admin.allowed_hosts
         self._admin_server = AdminServer(
-            self, self.steering, token=self.admin.token, listen=listen, allowed_hosts=hosts
+            self,
+            self.steering,
+            token=self.admin.token,
+            listen=listen,
+            allowed_hosts=hosts,
+            remote=self.remote,
+            gateway_token=state.gateway_token(self._home),
         )
         self._admin_server.open(listening)
 
@@ -311,12 +326,18 @@ class Control:
             redis=self.settings.limits.redis(),
             policy=self.settings.policy(),
             limits_set=self.hand.limits,
+            elsewhere=len(self.remote.links),
         )
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)
+            self.remote.publish(snapshot)
+
+    def heard(self) -> tuple[Heard, ...]:
+        """What every gateway has reported, of this host and of others."""
+        return (*self.gateways.links.values(), *self.remote.links.values())
 
     def _in_flight(self, replica: str) -> int:
-        reports = [link.report for link in self.gateways.links.values() if link.report]
+        reports = [one.report for one in self.heard() if one.report]
         return sum(one.in_flight for report in reports for one in report.replicas if one.id == replica)
 
     def _read_keys(self, keys: Keys) -> None:

@@ -23,7 +23,23 @@ from tidegate.types import DataReport, FleetSnapshot, Hello, ProcessId
 
 
 @dataclass
-class Link:
+class Heard:
+    """What a gateway has reported."""
+
+    report: DataReport | None = field(default=None, init=False)
+    reported_at_s: float = field(default=0.0, init=False)
+    """By the clock handed in."""
+    recent: list[Told] = field(default_factory=list, init=False)
+    """The reports of the last seconds, oldest first, without what was used."""
+
+    def heard(self, report: DataReport, at_s: float) -> None:
+        self.report, self.reported_at_s = report, at_s
+        self.recent.append(Told(at_s, msgspec.structs.replace(report, usage=())))
+        trim(self.recent, at_s)
+
+
+@dataclass
+class Link(Heard):
     """One connected gateway."""
 
     hello: Hello
@@ -31,16 +47,6 @@ class Link:
     listening: socket.socket | None
     """The data port's socket as the gateway handed it over; whoever takes it sets None."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    report: DataReport | None = None
-    reported_at_s: float = 0.0
-    """By the clock handed in."""
-    recent: list[Told] = field(default_factory=list)
-    """The reports of the last seconds, oldest first, without what was used."""
-
-    def heard(self, report: DataReport, at_s: float) -> None:
-        self.report, self.reported_at_s = report, at_s
-        self.recent.append(Told(at_s, msgspec.structs.replace(report, usage=())))
-        trim(self.recent, at_s)
 
     def drop_listening(self) -> None:
         if self.listening is not None:

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from tidegate import __version__, machine
+from tidegate.control.gateways import Heard
 from tidegate.control.keeper import Keeper, KeeperView
 from tidegate.control.plan import ReplicaSpec
 from tidegate.control.snapshot import ReplicaStatus
 from tidegate.control.status import GatewayStatus, ModelStatus, ProcessStatus, ReplicaStatusView, Status
 from tidegate.fleet.local import memory_bytes
-from tidegate.types import DataReport, ReplicaState
+from tidegate.types import DataReport, Hello, ReplicaState
 
 if TYPE_CHECKING:
     from tidegate.control.control import Control
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def overview(control: "Control", *, now: float, began: float) -> Status:
     """Everything at this moment; `now` and `began` are of the clock that control was given."""
-    reports = [link.report for link in control.gateways.links.values() if link.report]
+    reports = [one.report for one in control.heard() if one.report]
     status = control.replicas.status()
     replicas = tuple(
         _replica(spec, control.replicas.keepers[spec.id], status[spec.id], reports, now)
@@ -55,18 +56,25 @@ def overview(control: "Control", *, now: float, began: float) -> Status:
         processes=processes,
         models=models,
         replicas=replicas,
-        gateways=tuple(
-            GatewayStatus(
-                pid=link.hello.process.pid,
-                snapshot=link.report.snapshot if link.report else 0,
-                connections=link.report.connections if link.report else 0,
-                in_flight=link.report.in_flight if link.report else 0,
-                requests=link.report.requests if link.report else {},
-                report_age_s=round(now - link.reported_at_s, 2) if link.report else None,
-            )
-            for link in control.gateways.links.values()
+        gateways=(
+            *(_gateway(one, one.hello, now) for one in control.gateways.links.values()),
+            *(_gateway(one, one.remote.hello, now, one.host) for one in control.remote.links.values()),
         ),
         gpus=control.gpus(),
+    )
+
+
+def _gateway(heard: Heard, hello: Hello, now: float, host: str = "") -> GatewayStatus:
+    report = heard.report
+    return GatewayStatus(
+        pid=hello.process.pid,
+        snapshot=report.snapshot if report else 0,
+        connections=report.connections if report else 0,
+        in_flight=report.in_flight if report else 0,
+        requests=report.requests if report else {},
+        report_age_s=round(now - heard.reported_at_s, 2) if report else None,
+        host=host,
+        listen=hello.listen,
     )
 
 

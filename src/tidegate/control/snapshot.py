@@ -61,10 +61,12 @@ def build(
     redis: RedisOptions = RedisOptions(),  # noqa: B008 - immutable
     policy: Policy = Policy(),  # noqa: B008 - immutable
     limits_set: Mapping[str, int] = MappingProxyType({}),
+    elsewhere: int = 0,
 ) -> FleetSnapshot:
     """The snapshot `number`. A replica that is not there yet is in it too, so that a gateway can say it is coming.
 
     `limits_set` is what an operator set by hand; what it says of replicas that are not in the plan is left out.
+    `elsewhere` is how many gateways of other hosts share the engines and what keys may use.
     """
     return FleetSnapshot(
         number=number,
@@ -72,7 +74,9 @@ def build(
         replicas=tuple(_replica(spec, status.get(spec.id, ReplicaStatus())) for spec in plan.replicas),
         keys=(*keys.views, *service),
         keys_required=keys_required(settings, keys),
-        options=share_out(settings.options(), settings.processes),
+        options=msgspec.structs.replace(
+            share_out(settings.options(), settings.processes), processes=settings.processes + elsewhere
+        ),
         access_log=access_log,
         redis=redis,
         classes=policy.classes,
@@ -81,6 +85,11 @@ def build(
         limits=policy.limits,
         limits_set={spec.id: limits_set[spec.id] for spec in plan.replicas if spec.id in limits_set},
     )
+
+
+def of_a_port(options: GatewayOptions) -> dict[str, int]:
+    """The limits that each port has for itself, whole."""
+    return {name: getattr(options, name) for name in SHARED_LIMITS}
 
 
 def share_out(options: GatewayOptions, processes: int) -> GatewayOptions:

@@ -28,6 +28,10 @@ WRITABLE = "look at the permissions of the data folder, and at the space that is
 SIGN_IN_FILE = "sign-in.json"
 """Digests of the keys that may sign in to the chat page, a JSON list that the page reads at each attempt."""
 
+GATEWAY_TOKEN_FILE = "gateway.token"  # noqa: S105 - a file's name
+LEAST_TOKEN_CHARS = 16
+"""Whoever writes a token of their own: a shorter one is replaced."""
+
 METRICS_FOLDER = "metrics"
 """In `run/`: what each data process counted (see `tidegate.gateway.shared_metrics`)."""
 
@@ -181,6 +185,24 @@ def service_key(home: Home) -> str:
         key = new_secret()
         _write(path, key.encode())
     return key
+
+
+def gateway_token(home: Home) -> str:
+    """The token of gateways on other hosts, in `gateway.token`; made when there is none, and the same at every start.
+
+    Raises OperatorError.
+    """
+    path = home.path / GATEWAY_TOKEN_FILE
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        token = ""
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}", hint=WRITABLE) from None
+    if len(token) < LEAST_TOKEN_CHARS:
+        token = secrets.token_urlsafe(32)
+        _write(path, f"{token}\n".encode())
+    return token
 
 
 def write_sign_in(home: Home, digests: Sequence[str]) -> None:

@@ -57,6 +57,10 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     in_flight: int
     requests: dict[str, int]
     report_age_s: float | None
+    host: str = ""
+    """What its host calls itself; empty for a process of this host."""
+    listen: str = ""
+    """`HOST:PORT` that it serves."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):

@@ -85,6 +85,14 @@ class TopReplica(msgspec.Struct, frozen=True):
     seen: ReplicaSum
 
 
+class TopGateway(msgspec.Struct, frozen=True):
+    """A gateway of another host."""
+
+    host: str
+    listen: str
+    in_flight: int
+
+
 class Top(msgspec.Struct, frozen=True):
     """The answer of `GET /admin/v1/top`. Rates and times are those of the last `window_s` seconds."""
 
@@ -99,6 +107,8 @@ class Top(msgspec.Struct, frozen=True):
     sums: Sums
     """Of all gateways; the replicas of `sums` are told in `replicas`."""
     replicas: tuple[TopReplica, ...]
+    other_hosts: tuple[TopGateway, ...] = ()
+    """The gateways of other hosts; `sums` counts them with the rest."""
 
 
 class Steering:
@@ -154,6 +164,10 @@ class Steering:
             memory_used_bytes=memory.used_bytes,
             memory_total_bytes=memory.total_bytes,
             sums=msgspec.structs.replace(sums, replicas=()),
+            other_hosts=tuple(
+                TopGateway(one.host, one.remote.hello.listen, one.report.in_flight if one.report else 0)
+                for one in self._control.remote.links.values()
+            ),
             replicas=tuple(
                 TopReplica(
                     id=one.id,
@@ -178,7 +192,7 @@ class Steering:
         control = self._control
         names = [replica.id for replica in control.replicas.plan.replicas]
         sums = add_up(
-            (link.recent for link in control.gateways.links.values()),
+            (one.recent for one in control.heard()),
             now=self._clock(),
             classes=[one.name for one in control.gateways.snapshot.classes],
             replicas=names,

@@ -10,7 +10,7 @@ from tidegate.control.state import ProcessRecord, Records
 from tidegate.fleet.local import is_alive
 from tidegate.home import Home
 
-PRIVATE_FILES = ("state.db", "lan.key", "run/admin.json", "run/service.key", "run/processes.json")
+PRIVATE_FILES = ("state.db", "lan.key", "gateway.token", "run/admin.json", "run/service.key", "run/processes.json")
 
 
 @dataclass(frozen=True)
