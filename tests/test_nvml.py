@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fake_nvml import A10, GIB, H200, PATIENCE_S, Machine, machine
+from fake_nvml import A10, GIB, H200, LIBRARY, PATIENCE_S, Machine, machine
 
 __all__ = ["machine"]  # a fixture
 
@@ -182,7 +182,7 @@ def test_doctor_names_what_answers(machine):
 
 
 def test_a_device_without_its_library_is_told(machine):
-    (machine.folder / "libnvidia-ml.so.1").unlink()
+    (machine.folder / LIBRARY).unlink()
     machine.environ["LD_LIBRARY_PATH"] = ""
     ((level, text, advice),) = machine.run(DOCTOR, machine.control)
     assert (level, text) == ("problem", "there is a GPU and no driver library (libnvidia-ml.so.1)")
