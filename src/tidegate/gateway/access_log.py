@@ -1,8 +1,8 @@
 """The access log: a JSON line for each request, never its content, never a key.
 
-A request costs an append. A thread makes the lines, a few at a time, so that it never holds up the event loop for long
-(one line costs 2 µs, and Python runs one thread at a time), and writes them. What waits is bounded; lines that find it
-full, or a full disk, are dropped and counted.
+Lines are made a few at a time, soon after their requests ended, by whoever counts them (`Accounting`): that is where
+what they tell is still at hand. A thread writes them, so that no disk holds up the event loop. What waits is bounded;
+lines that find it full, or a full disk, are dropped and counted.
 
 Several processes write one file. Each batch is one write under a lock on the file (flock), which also makes sure that
 one process at a time puts the file aside: the others notice that the name leads elsewhere, and follow it. So do they
@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +24,16 @@ from tidegate import logs
 from tidegate.gateway.record import Caller, Ended
 from tidegate.types import AccessLogOptions
 
-QUEUE_RECORDS: Final = 10_000
-"""Requests whose lines wait; some 7 MB."""
+QUEUE_BATCHES: Final = 1000
+"""Batches that wait; some 6 MB."""
 FLUSH_S: Final = 0.25
-LINES_AT_A_TIME: Final = 100
-"""Lines made without a pause: 0.2 ms in which nothing else runs."""
-PAUSE_S: Final = 0.001
 CLOSE_S: Final = 5.0
 MAX_TEXT_CHARS: Final = 200
 """Of a path, a user, a code: what comes from outside does not make a line long."""
+LABELS_MAX: Final = 4096
+"""What lines say again and again is made once, for so many that differ in it."""
+THOUSANDTHS: Final = tuple(f".{number:03d}" for number in range(1000))
+TENTHS: Final = tuple(f"{number // 10}.{number % 10}" for number in range(1000))
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -46,11 +48,9 @@ class Refused(msgspec.Struct, frozen=True):
     client: str = ""
 
 
-class Line(msgspec.Struct, rename={"klass": "class", "prompt_tokens": "tokens_in", "completion_tokens": "tokens_out"}):
-    """What a line says; docs/access-log.md explains it. Times in milliseconds."""
+class _Who(msgspec.Struct, rename={"klass": "class"}):
+    """The part of a line that comes before its times; docs/access-log.md explains both."""
 
-    time: str
-    id: str
     tenant: str
     user: str
     key: str
@@ -61,29 +61,138 @@ class Line(msgspec.Struct, rename={"klass": "class", "prompt_tokens": "tokens_in
     status: int
     outcome: str
     stream: bool
-    queue_ms: float
-    first_ms: float | None
-    total_ms: float
-    prompt_tokens: int | None
-    completion_tokens: int | None
+
+
+class _How(msgspec.Struct):
+    """The part that comes after its tokens."""
+
     code: str
     moves: int
     client: str
 
 
+class LineMaker:
+    """Makes lines. What a line says beside times and tokens is the same for many requests, and kept."""
+
+    def __init__(self) -> None:
+        self._labels: dict[object, tuple[str, str]] = {}
+        self._second = 0
+        self._second_text = ""
+
+    def lines(self, records: Iterable[Ended | Refused]) -> bytes:
+        """A line for each. Times in milliseconds."""
+        lines: list[str] = []
+        for record in records:
+            at_s = record.at_s
+            second = int(at_s)
+            if second != self._second:
+                self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            stamp = f'{{"time":"{self._second_text}{THOUSANDTHS[int((at_s - second) * 1000)]}Z","id":"{record.id}"'
+            if isinstance(record, Refused):
+                who, how = self._refused(record)
+                lines.append(
+                    f'{stamp},{who},"queue_ms":0.0,"first_ms":null,"total_ms":0.0,"tokens_in":null,"tokens_out":null,{how}'
+                )
+                continue
+            who, how = self._ended(record)
+            queue_s, first_s, read, said = (
+                record.queue_s,
+                record.first_s,
+                record.prompt_tokens,
+                record.completion_tokens,
+            )
+            queue_ms = _ms(queue_s) if queue_s else "0.0"
+            first_ms = "null" if first_s is None else _ms(first_s)
+            lines.append(
+                f'{stamp},{who},"queue_ms":{queue_ms},"first_ms":{first_ms},"total_ms":{_ms(record.total_s)},'
+                f'"tokens_in":{"null" if read is None else read},"tokens_out":{"null" if said is None else said},{how}'
+            )
+        return "".join(lines).encode()
+
+    def _ended(self, record: Ended) -> tuple[str, str]:
+        caller = record.caller
+        key = (
+            caller,
+            record.klass,
+            record.model,
+            record.replica,
+            record.path,
+            record.status,
+            record.outcome,
+            record.stream,
+            record.code,
+            record.moves,
+            record.client,
+        )
+        found = self._labels.get(key)
+        if found is None:
+            if len(self._labels) >= LABELS_MAX:
+                self._labels.clear()
+            who = _Who(
+                caller.tenant,
+                caller.user[:MAX_TEXT_CHARS],
+                caller.key,
+                record.klass,
+                record.model,
+                record.replica,
+                record.path,
+                record.status,
+                record.outcome,
+                record.stream,
+            )
+            how = _How(record.code[:MAX_TEXT_CHARS], record.moves, record.client[:MAX_TEXT_CHARS])
+            found = self._labels[key] = (_inside(who), f"{_inside(how)}}}\n")
+        return found
+
+    @staticmethod
+    def _refused(record: Refused) -> tuple[str, str]:
+        caller = record.caller
+        who = _Who(
+            tenant=caller.tenant,
+            user=caller.user[:MAX_TEXT_CHARS],
+            key=caller.key,
+            klass="",
+            model="",
+            replica="",
+            path=record.path[:MAX_TEXT_CHARS],
+            status=record.status,
+            outcome="refused",
+            stream=False,
+        )
+        how = _How(code=record.code[:MAX_TEXT_CHARS], moves=0, client=record.client[:MAX_TEXT_CHARS])
+        return _inside(who), f"{_inside(how)}}}\n"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds and a tenth; formatting a float takes three times as long."""
+    tenths = int(seconds * 1e4 + 0.5)
+    return TENTHS[tenths] if tenths < 1000 else f"{tenths // 10}.{tenths % 10}"
+
+
+def _inside(part: _Who | _How) -> str:
+    """The fields of a part of a line."""
+    try:
+        text = msgspec.json.encode(part)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON from a client may hold
+        for name in part.__struct_fields__:
+            if isinstance(value := getattr(part, name), str):
+                setattr(part, name, value.encode("utf-8", "replace").decode())
+        text = msgspec.json.encode(part)
+    return text[1:-1].decode()
+
+
 class AccessLog:
-    """Puts what is appended to `queue` into a file. `apply` starts it; `close` writes what waits."""
+    """Puts lines into a file. `apply` starts it; `close` writes what waits."""
 
     def __init__(self, file: Path) -> None:
-        self.queue: deque[Ended | Refused] = deque()
         self.dropped = {"full": 0, "disk": 0, "rate": 0}
+        self.queue: deque[bytes] = deque()
+        """Batches of lines that wait for the disk."""
+        self._maker = LineMaker()
         self._file = SharedFile(file)
-        self._encoder = msgspec.json.Encoder()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble = ""
-        self._second = 0
-        self._second_text = ""
 
     def apply(self, options: AccessLogOptions) -> None:
         """Begin to write, if that is asked for; where the file is put aside follows the settings at once."""
@@ -91,6 +200,13 @@ class AccessLog:
         if options.enabled and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
             self._thread.start()
+
+    def add(self, records: list[Ended | Refused]) -> None:
+        """Have a line written for each of some requests; from one thread only."""
+        if len(self.queue) < QUEUE_BATCHES:
+            self.queue.append(self._maker.lines(records))
+        else:
+            self.dropped["full"] += len(records)
 
     def close(self) -> None:
         """Write what waits, and end. A disk that hangs is not waited for longer than `CLOSE_S`."""
@@ -106,94 +222,17 @@ class AccessLog:
         self._file.close()
 
     def _flush(self) -> None:
-        left = len(self.queue)
-        if not left:
+        batches = [self.queue.popleft() for _ in range(len(self.queue))]
+        if not batches:
             return
-        pieces: list[bytes] = []
-        while left > 0:
-            pieces.append(self._encode([self._line(self.queue.popleft()) for _ in range(min(left, LINES_AT_A_TIME))]))
-            left -= LINES_AT_A_TIME
-            if left > 0 and not self._stopping.is_set():
-                time.sleep(PAUSE_S)
         try:
-            self._file.write(b"".join(pieces))
+            self._file.write(b"".join(batches))
             self._trouble = ""
         except OSError as error:
             self.dropped["disk"] += self._file.unwritten
             if self._trouble != str(error):
                 self._trouble = str(error)
                 logs.get().error("the access log cannot be written; its lines are dropped", cause=str(error))
-
-    def _encode(self, lines: list[Line]) -> bytes:
-        try:
-            return self._encoder.encode_lines(lines)
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON from a client may hold
-            for line in lines:
-                for name in line.__struct_fields__:
-                    if isinstance(value := getattr(line, name), str):
-                        setattr(line, name, value.encode("utf-8", "replace").decode())
-            return self._encoder.encode_lines(lines)
-
-    def _line(self, record: Ended | Refused) -> Line:
-        if isinstance(record, Refused):
-            return self._refused_line(record)
-        caller, first_s = record.caller, record.first_s
-        return Line(
-            self._time(record.at_s),
-            record.id,
-            caller.tenant,
-            caller.user[:MAX_TEXT_CHARS],
-            caller.key,
-            record.klass,
-            record.model,
-            record.replica,
-            record.path,
-            record.status,
-            record.outcome,
-            record.stream,
-            int(record.queue_s * 1e4 + 0.5) / 10,
-            None if first_s is None else int(first_s * 1e4 + 0.5) / 10,
-            int(record.total_s * 1e4 + 0.5) / 10,
-            record.prompt_tokens,
-            record.completion_tokens,
-            record.code[:MAX_TEXT_CHARS],
-            record.moves,
-            record.client,
-        )
-
-    def _refused_line(self, record: Refused) -> Line:
-        caller = record.caller
-        return Line(
-            time=self._time(record.at_s),
-            id=record.id,
-            tenant=caller.tenant,
-            user=caller.user[:MAX_TEXT_CHARS],
-            key=caller.key,
-            klass="",
-            model="",
-            replica="",
-            path=record.path[:MAX_TEXT_CHARS],
-            status=record.status,
-            outcome="refused",
-            stream=False,
-            queue_ms=0.0,
-            first_ms=None,
-            total_ms=0.0,
-            prompt_tokens=None,
-            completion_tokens=None,
-            code=record.code,
-            moves=0,
-            client=record.client[:MAX_TEXT_CHARS],
-        )
-
-    def _time(self, at_s: float) -> str:
-        second = int(at_s)
-        if second != self._second:
-            self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
-        return self._second_text + MILLISECONDS[int((at_s - second) * 1000)]
-
-
-MILLISECONDS: Final = tuple(f"{number:03d}Z" for number in range(1000))
 
 
 class SharedFile:

@@ -1,7 +1,8 @@
 """Every request is counted here, once, at its end: for the metrics, the usage table and the access log.
 
-On the data path an end costs a look-up, a few additions and an append. What is added up stays beside the counters of
-`Metrics` until somebody reads them (`settle`).
+On the data path an end costs an append: ends are counted `BATCH` at a time, and given their lines in the access log,
+which costs a third of what it does one by one between other work. What is added up stays beside the counters of
+`Metrics` until somebody reads them, or a second has passed (`settle`).
 
 Usage is handed on as differences: `take_usage()` gives what was used since the last time, and forgets it. Whoever took
 it and could not deliver it calls `give_back()`, so that nothing is lost while control is away, and nothing is counted
@@ -13,13 +14,15 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from tidegate.gateway.access_log import QUEUE_RECORDS, AccessLog, Refused
+from tidegate.gateway.access_log import AccessLog, Refused
 from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, Metrics
 from tidegate.gateway.record import Caller, Ended
 from tidegate.gateway.usage_sums import UsageSums
 from tidegate.types import FleetSnapshot, Outcome, UsageCount
 
 DAY_S: Final = 86_400
+BATCH: Final = 16
+"""Requests that are counted together: 0.1 ms in which nothing else runs."""
 CELLS_MAX: Final = 4096
 """Combinations of labels that the data path keeps at hand."""
 REFUSED_LINES_PER_S: Final = 20
@@ -34,7 +37,6 @@ class _Cell:
         "distributions",
         "duration",
         "first_byte",
-        "model",
         "prompt_tokens",
         "queued",
         "record",
@@ -46,7 +48,6 @@ class _Cell:
         self.record = record
         """One of them, for its labels."""
         self.requests = self.queued = self.prompt_tokens = self.completion_tokens = 0
-        self.model = metrics.model(record.model)
         self.distributions = metrics.distributions(record.model, record.klass)
         self.duration = self.distributions.duration.counts
         self.first_byte = self.distributions.first_byte.counts
@@ -59,7 +60,12 @@ class Accounting:
     def __init__(self, metrics: Metrics, log: AccessLog | None = None) -> None:
         self._metrics = metrics
         self._log = log
-        self._queue = None if log is None else log.queue
+        self._logged = log is not None
+        """Whether lines are wanted."""
+        self._ended: list[Ended] = []
+        """Requests that are yet to be counted."""
+        self._refused: list[Refused] = []
+        """Refused ones, which are counted, but have no line yet."""
         self._cells: dict[tuple[str, str, str, Outcome, int], _Cell] = {}
         self._usage = UsageSums()
         self._day = ""
@@ -75,17 +81,31 @@ class Accounting:
         self._metrics.tenants_max = snapshot.options.metrics_tenants_max
         if self._log is not None:
             self._log.apply(snapshot.access_log)
-            self._queue = self._log.queue if snapshot.access_log.enabled else None
+            self._logged = snapshot.access_log.enabled
 
     def ended(self, record: Ended) -> None:
-        """Count a request that was counted in (`ModelCounters.in_flight`) and has ended."""
+        """Count a request that has ended."""
+        ended = self._ended
+        ended.append(record)
+        if len(ended) >= BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        """Count those that have ended, and have lines written for them."""
+        ended, self._ended = self._ended, []
+        refused, self._refused = self._refused, []
+        for record in ended:
+            self._count_one(record)
+        if self._log is not None and self._logged and (ended or refused):
+            self._log.add(sorted([*ended, *refused], key=_at_s) if refused else [*ended])
+
+    def _count_one(self, record: Ended) -> None:
         if not self._day_begins_s <= record.at_s < self._day_ends_s:
             self._turn_day(record.at_s)
         key = (record.caller.tenant, record.klass, record.model, record.outcome, record.status)
         cell = self._cells.get(key)
         if cell is None:
             cell = self._new_cell(key, record)
-        cell.model.in_flight -= 1
         cell.requests += 1
         total_s, first_s = record.total_s, record.first_s
         distributions = cell.distributions
@@ -107,19 +127,13 @@ class Accounting:
                 per_s = (tokens - 1) / (total_s - first_s)
                 cell.speed[bisect_left(BUCKETS_TOKENS_PER_S, per_s)] += 1
                 distributions.speed.sum += per_s
-        queue = self._queue
-        if queue is not None:
-            if len(queue) < QUEUE_RECORDS:
-                queue.append(record)
-            elif self._log is not None:
-                self._log.dropped["full"] += 1
 
     def refused(
         self, *, at_s: float, request_id: str, caller: Caller, path: str, status: int, code: str, client: str = ""
     ) -> None:
         """Count a request that was answered with an error before any replica was asked."""
         self._metrics.refusal(status, code)
-        if self._queue is None or self._log is None:
+        if self._log is None or not self._logged:
             return
         second = int(at_s)
         if second != self._refused_second:
@@ -127,13 +141,12 @@ class Accounting:
         self._refused_lines += 1
         if self._refused_lines > REFUSED_LINES_PER_S:
             self._log.dropped["rate"] += 1
-        elif len(self._queue) >= QUEUE_RECORDS:
-            self._log.dropped["full"] += 1
         else:
-            self._queue.append(Refused(at_s, request_id, caller, path, status, code, client))
+            self._refused.append(Refused(at_s, request_id, caller, path, status, code, client))
 
     def settle(self) -> None:
-        """Add what the data path counted to the metrics and to the usage that waits."""
+        """Add what the data path counted to the metrics and to the usage that waits; at least once a second."""
+        self._count()
         for cell in self._cells.values():
             if cell.requests:
                 record = cell.record
@@ -169,3 +182,7 @@ class Accounting:
         self._day_begins_s = int(at_s // DAY_S) * DAY_S
         self._day_ends_s = self._day_begins_s + DAY_S
         self._day = datetime.fromtimestamp(self._day_begins_s, UTC).date().isoformat()
+
+
+def _at_s(record: Ended | Refused) -> float:
+    return record.at_s

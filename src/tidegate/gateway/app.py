@@ -90,6 +90,7 @@ class Gateway:
             now=self.now,
             options=lambda: self.fleet.snapshot.options,
             ended=self.accounting.ended,
+            settle=self.accounting.settle,
             searched=self.lines.searched,
         )
         self.leasing = Leasing(self.quotas, self.flights.run)

@@ -24,12 +24,14 @@ class Flights:
         now: Callable[[], float],
         options: Callable[[], GatewayOptions],
         ended: Callable[[Ended], None],
+        settle: Callable[[], None],
         searched: Callable[[Replica], None],
     ) -> None:
+        """`ended` is told of every end; `settle` is called once a second."""
         self.random, self.now, self.options = random, now, options
         self.active: set[Flight] = set()
         self.searched = searched
-        self._record = ended
+        self._record, self._settle = ended, settle
         self._retries = 0
         self._loop = asyncio.get_running_loop()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -77,6 +79,7 @@ class Flights:
     def _look(self) -> None:
         self._looking = self._loop.call_later(LOOK_S, self._look)
         self.look(self.now())
+        self._settle()
 
     def look(self, now: float) -> None:
         """End what takes too long, and bound what is kept."""

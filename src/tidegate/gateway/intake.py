@@ -75,7 +75,10 @@ def read_intake(path: str, body: bytes, fleet: Fleet) -> Intake:
             raise BadRequest("you must provide a model parameter", code="missing_required_parameter", param="model")
         model = fleet.model(name)
     raw = fields.get("stream")
-    stream = raw is not None and (bytes(raw) == b"true" or bool(typed(fields, "stream", bool, "true or false")))
+    stream = False
+    if raw is not None:
+        told = bytes(raw)
+        stream = told == b"true" or (told != b"false" and bool(typed(fields, "stream", bool, "true or false")))
     intake = Intake(path, model, fields, body, stream)
     if path in GENERATING:
         if stream:

@@ -109,6 +109,7 @@ async def _serve(
     companion.cancel()  # now that every answer has ended and is counted
     (failure,) = await asyncio.gather(companion, return_exceptions=True)
     await gateway.server.close()
+    gateway.accounting.settle()  # what was cut off has its line in the access log too
     if isinstance(failure, Exception):
         raise failure
     return 0

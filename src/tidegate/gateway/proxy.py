@@ -608,6 +608,7 @@ class Flight:
             self._moves,
             self._exchange.client,
         )
+        self._counters.in_flight -= 1
         self._host.ended(self, record, retried=self._retried)
         line = self._line
         if not self._permitted:

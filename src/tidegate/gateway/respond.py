@@ -36,11 +36,14 @@ def answer_json(exchange: Exchange, value: object, headers: HeaderList = ()) -> 
 
 def engine_lines(head: ResponseHead | None) -> bytes:
     """What a client is told of the headers of an engine's JSON answer, as lines."""
-    headers = head.headers if head is not None else {}
-    lines = b"content-type: %b\r\n" % headers.get(b"content-type", b"application/json")
-    if b"retry-after" in headers:
-        lines += b"retry-after: %b\r\n" % headers[b"retry-after"]
-    return lines
+    if head is None:
+        return JSON_LINE
+    if not head.told:
+        headers = head.headers
+        head.told = b"content-type: %b\r\n" % headers.get(b"content-type", b"application/json")
+        if b"retry-after" in headers:
+            head.told += b"retry-after: %b\r\n" % headers[b"retry-after"]
+    return head.told
 
 
 JSON_LINE: Final = b"content-type: application/json\r\n"

@@ -42,10 +42,12 @@ class ResponseHead:
     Shared between answers of the same head: nobody writes to it.
     """
 
-    __slots__ = ("headers", "keep_alive", "status")
+    __slots__ = ("headers", "keep_alive", "status", "told")
 
     def __init__(self, status: int, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
         self.status, self.headers, self.keep_alive = status, headers, keep_alive
+        self.told = b""
+        """What is passed on of it, kept here by whoever passes it on."""
 
 
 class Reply(Protocol):
