@@ -11,9 +11,12 @@ _MOST_DIGITS: Final = 9
 
 
 def asked_tokens(intake: Intake) -> int:
-    """Tokens that an answer may have, as far as the request says; 0 where it does not."""
+    """Tokens that an answer may have, as far as the request says; 0 where it does not.
+
+    Of two numbers the larger: which one an engine goes by is its own affair.
+    """
     told = [number for name in ANSWER_LIMITS if name in intake.fields and (number := whole_number(intake.fields[name]))]
-    return min(told, default=0)
+    return max(told, default=0)
 
 
 def whole_number(raw: msgspec.Raw) -> int | None:
@@ -33,14 +36,19 @@ def bound_answer(intake: Intake, klass: ClassView, tenant: TenantView | None) ->
     asked = asked_tokens(intake)
     if not asked or intake.defaulted:
         wanted = default if default is not None else asked or most
-        _set(intake, _smaller(wanted, most))
+        _set(intake, _smaller(wanted, most), _given(intake) or ["max_tokens"])
     elif most is not None and asked > most:
-        _set(intake, most)
+        _set(
+            intake, most, [name for name in _given(intake) if not 0 < (whole_number(intake.fields[name]) or 0) <= most]
+        )
 
 
-def _set(intake: Intake, tokens: int | None) -> None:
-    given = [name for name in ANSWER_LIMITS if name in intake.fields] or ["max_tokens"]
-    for name in given:
+def _given(intake: Intake) -> list[str]:
+    return [name for name in ANSWER_LIMITS if name in intake.fields]
+
+
+def _set(intake: Intake, tokens: int | None, names: list[str]) -> None:
+    for name in names:
         intake.fields[name] = msgspec.Raw(b"%d" % (tokens or 1))
     intake.changed = True
 
