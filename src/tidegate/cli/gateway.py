@@ -1,4 +1,6 @@
-"""`tidegate gateway`: one data process; alone in front of engines that run already, or as a child of control."""
+"""`tidegate gateway`: one data process; alone in front of engines that run already, for control on another host, or as a
+child of control.
+"""
 
 import asyncio
 import os
@@ -46,7 +48,13 @@ def gateway(  # noqa: PLR0917 - typer reads flags, which have no position
         bool, typer.Option("--allow-anonymous", help="Listen on more than this machine without a key.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
-    control: Annotated[Path | None, typer.Option(hidden=True, help="Control's socket.")] = None,
+    control: Annotated[
+        str | None, typer.Option(help="URL of control's admin port: serve what it says, on another host than its own.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with control's gateway.token.")] = None,
+    control_ca: Annotated[
+        Path | None, typer.Option(help="Certificate (PEM) of the authority to believe about control, for https.")
+    ] = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True, help="The listening socket, inherited.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(hidden=True)] = None,
     tls_key: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -57,12 +65,29 @@ def gateway(  # noqa: PLR0917 - typer reads flags, which have no position
         bool, typer.Option("--await-fleet", hidden=True, help="Serve once there is a fleet.")
     ] = False,
 ) -> None:
-    """Serve the API in front of engines that run already: --engine URL, or the external pools of the settings file."""
+    """Serve the API in front of engines that run already: --engine URL, or the external pools of the settings file.
+
+    With --control URL and --token-file FILE, what a control on another host says is served here.
+    """
     if control is not None and listen_fd is not None:
         logs.configure_child()
         tls = server_context(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
         wait_s = FLEET_WAIT_S if await_fleet else 0.0
-        raise typer.Exit(_serve_control(control, socket.socket(fileno=listen_fd), tls, metrics, wait_s))
+        raise typer.Exit(_serve_control(Path(control), socket.socket(fileno=listen_fd), tls, metrics, wait_s))
+    if control is not None:
+        raise typer.Exit(
+            _serve_remote(
+                control,
+                token_file,
+                control_ca,
+                flags=_flags(listen, allow_anonymous=allow_anonymous),
+                engines=engine or [],
+                config=config,
+            )
+        )
+    for flag, value in (("--token-file", token_file), ("--control-ca", control_ca)):
+        if value is not None:
+            raise SettingError(flag, "goes with --control URL")
     raise typer.Exit(_serve_alone(_settings(listen, engine or [], config, allow_anonymous=allow_anonymous)))
 
 
@@ -94,12 +119,41 @@ def _serve_control(
         access_log.close()
 
 
-def _settings(listen: str | None, engines: list[str], config: Path | None, *, allow_anonymous: bool) -> Settings:
-    flags: dict[str, Any] = {"gateway": {}}
+def _serve_remote(
+    control: str,
+    token_file: Path | None,
+    ca: Path | None,
+    *,
+    flags: dict[str, Any],
+    engines: list[str],
+    config: Path | None,
+) -> int:
+    from tidegate.cli.remote_gateway import Place, serve_remote
+    from tidegate.gateway.control_client import ControlUrl
+
+    url = ControlUrl.parse(control)
+    if engines:
+        raise SettingError("--engine", "control says which engines there are: leave it, or --control")
+    if token_file is None:
+        hint = "copy gateway.token from the data folder of control, and name the copy"
+        raise SettingError("--token-file", "is needed with --control", hint=hint)
+    if ca is not None and not url.tls:
+        raise SettingError("--control-ca", f"is for https, and {url.text} is not")
+    settings = load(find_file(config, find_home().path), {"gateway": flags})
+    return serve_remote(settings, Place(url, token_file, ca), _own_access_log)
+
+
+def _flags(listen: str | None, *, allow_anonymous: bool) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
     if listen is not None:
-        flags["gateway"]["listen"] = listen
+        flags["listen"] = listen
     if allow_anonymous:
-        flags["gateway"]["allow_anonymous"] = True
+        flags["allow_anonymous"] = True
+    return flags
+
+
+def _settings(listen: str | None, engines: list[str], config: Path | None, *, allow_anonymous: bool) -> Settings:
+    flags: dict[str, Any] = {"gateway": _flags(listen, allow_anonymous=allow_anonymous)}
     file = find_file(config, find_home().path)
     if engines:
         base = load(file)
