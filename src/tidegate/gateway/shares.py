@@ -48,7 +48,6 @@ class Arrivals:
             if not count:
                 return 0.0
             self._begun_s = self._at_s = now
-            self._sum = float(count)
         passed = max(0.0, now - self._at_s) / ARRIVALS_S
         kept = math.exp(-passed)
         self._sum = self._sum * kept + (count * (1.0 - kept) / passed if passed > 1e-6 else count)
