@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ import typer
 from tidegate.cli.admin import ask
 from tidegate.cli.own_store import OwnStore
 from tidegate.config import Settings, explain, find_file, hub_environment
-from tidegate.control.doctor import Finding, Level, classes, disk, folder, gpu, hub, listeners, machine, models
+from tidegate.control.doctor import Finding, Level, classes, disk, folder, gpu, hub, listeners, machine, models, reading
 from tidegate.control.doctor.findings import ok, problem
 from tidegate.control.state import read_admin
 from tidegate.control.steering import Top
@@ -22,14 +23,22 @@ from tidegate.models.hubs import hubs_for
 
 app = typer.Typer(add_completion=False)
 
+MOST_READ_CHARS = 4 << 20
+"""Of a file that is read; what starts an engine is shorter."""
 SIGNS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def doctor(
+    read: Annotated[
+        Path | None,
+        typer.Option(help="Look at this instead: a file that starts vLLM (compose, script …), or an engine's log."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
     """Look at this machine, the data folder and the network; says what to do about whatever it finds."""
     found = []
-    for finding in findings():
+    for finding in findings() if read is None else reading.check(_text(read), read.name):
         found.append(finding)
         if not as_json:
             print("\n".join(_lines(finding)), flush=True)
@@ -39,6 +48,16 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
     else:
         print(f"\n{problems or 'No'} problem{'' if problems == 1 else 's'} found.")
     sys.exit(1 if problems else 0)
+
+
+def _text(file: Path) -> str:
+    try:
+        if str(file) == "-":
+            return sys.stdin.read(MOST_READ_CHARS)
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(MOST_READ_CHARS)
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def findings() -> Iterator[Finding]:
