@@ -49,11 +49,13 @@ def open_files(pid: int) -> int:
 class Program:
     """A process that listens on a port."""
 
-    def __init__(self, argv: list[str], port: int, folder: Path, name: str) -> None:
+    def __init__(
+        self, argv: list[str], port: int, folder: Path, name: str, *, executable: str = sys.executable
+    ) -> None:
         self.port, self.log = port, folder / f"{name}.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *argv],
+                [executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,326 @@
+"""What too many requests do: `scripts/overload [--fronts nginx tidegate] [--load 0.7 1 2 4] [--seconds 20]`.
+
+Two engines with continuous batching (`tidegate fake-engine --batching`, 16 slots, steps of 25 ms). Requests come at
+their times whatever the answers do, 70 % interactive (streamed, 32 tokens), 30 % batch (128 tokens), at multiples of what
+the engines can serve. Latency counts from the time at which a request should have been sent.
+
+Without a mode: a row for each front and load. `--batch-only`: the same of batch work alone. `--step`: half the load, three
+times, half again, second by second. `--long`: short chats with and without prompts of 16,384 tokens, in turns. `--real`:
+rows of two llama.cpp engines with the demo model. `--json FILE` keeps the figures, `--with FILE` adds those of earlier
+runs (medians are shown), `--svg FILE` draws them.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import uvloop
+from benchmark import processor
+
+import tidegate
+from load import fronts, long_prompts, real_engines, steps
+from load.clients import raise_open_files
+from load.overload import Load, Outcome, Phase, one, plan, row
+from load.plots import Panel, Series, draw
+from load.programs import Program
+
+BOUNDS_S = (1.0, 1.1, 1.25, 1.5, 2.0)
+STEP_S = (10.0, 10.0, 25.0)
+STEP_LOADS = (0.5, 3.0, 0.5)
+CALIBRATE_S = 12.0
+Row = dict[str, Any]
+
+
+class Bench:
+    """One run of the script."""
+
+    def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
+        self.asked, self.folder = asked, folder
+        self.rows: list[Row] = []
+        self.steps: dict[str, Row] = {}
+
+    async def loads(self) -> None:
+        """Rows of fake engines, a fresh set of engines and a fresh front for each."""
+        shares = {"batch": 1.0} if self.asked.batch_only else fronts.MIX
+        for load in self.asked.load:
+            for name in self.asked.fronts:
+                with (
+                    fronts.fake_engines(self.folder, 1 if name == "direct" else 2) as engines,
+                    fronts.front(name, self.folder, engines) as front,
+                ):
+                    rate = load * fronts.capacity(len(engines), shares)
+                    await self._row(name, load, Phase(rate, self.asked.seconds, shares), front, engines=engines)
+
+    async def _row(
+        self, name: str, load: float, phase: Phase, front: Program, *, engines: Sequence[Program], key: str = ""
+    ) -> None:
+        requests = fronts.requests() if not key else real_engines.requests()
+        before = fronts.tokens_made(engines, key)
+        arriving = Load(front.port, requests)
+        await arriving.arrive(plan([phase], self.asked.seed), phase.seconds)
+        made = fronts.tokens_made(engines, key) - before
+        outcomes = await arriving.finish()
+        bounds = sorted({*BOUNDS_S, self.asked.whole_s})
+        figures = row(outcomes, phase.seconds, target_s=self.asked.target_ms / 1e3, bounds_s=bounds)
+        self.rows.append({"front": name, "load": load, "tokens_per_s": made / phase.seconds, **figures})
+        print(self.line(self.rows[-1]), flush=True)
+
+    async def real(self) -> None:
+        """Rows of real engines; what they can serve is measured first."""
+        with real_engines.llamacpp_engines(self.folder) as (engines, key_file):
+            key = key_file.read_text()
+            with fronts.front(self.asked.fronts[0], self.folder, engines, key_file) as front:
+                rate = await calibrate(front.port)
+            print(f"{rate:.2f} requests/s of the mix are served with {2 * real_engines.SLOTS} at once")
+            for load in self.asked.load:
+                for name in self.asked.fronts:
+                    with fronts.front(name, self.folder, engines, key_file) as front:
+                        await self._row(
+                            name,
+                            load,
+                            Phase(load * rate, self.asked.seconds, fronts.MIX),
+                            front,
+                            engines=engines,
+                            key=key,
+                        )
+
+    async def step(self) -> None:
+        """Half the load, three times, and half again."""
+        rate = fronts.capacity(2)
+        phases = [Phase(load * rate, seconds, fronts.MIX) for load, seconds in zip(STEP_LOADS, STEP_S, strict=True)]
+        down_s, target_s = sum(STEP_S[:2]), self.asked.target_ms / 1e3
+        for name in self.asked.fronts:
+            samples = steps.Samples()
+            with fronts.fake_engines(self.folder) as engines, fronts.front(name, self.folder, engines) as front:
+                arriving = Load(front.port, fronts.requests(), come_again=self.asked.come_again)
+                reading = asyncio.create_task(steps.sample(front, samples)) if name == "tidegate" else None
+                await arriving.arrive(plan(phases, self.asked.seed), sum(STEP_S))
+                if reading is not None:
+                    reading.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await reading
+                outcomes = await arriving.finish()
+            rows = steps.per_second(outcomes, sum(STEP_S))
+            recovered = steps.recovery_s(rows, down_s, target_s)
+            self.steps[name] = {"seconds": rows, "recovery_s": recovered, "samples": vars(samples)}
+            within = "not before the end" if recovered is None else f"within {recovered:.0f} s"
+            print(f"{name}: in time again {within}; {sum(o.fault for o in outcomes)} faults")
+            if self.asked.come_again:
+                print(*(steps.returns(outcomes, kind, down_s) for kind in fronts.MIX), sep="\n")
+            for replica, limits in samples.limits.items():
+                held = [limit for at, limit in zip(samples.at_s, limits, strict=False) if at >= STEP_S[0] + 6]
+                print(f"  {replica}: limit {min(held):g} to {max(held):g} from 6 s after the rise on")
+
+    async def long(self) -> None:
+        """Chats without and with long prompts, in turns, before one front each."""
+        for name in self.asked.fronts:
+            alone, beside = [], []
+            with fronts.fake_engines(self.folder) as engines, fronts.front(name, self.folder, engines) as front:
+                for number in range(self.asked.pairs):
+                    seed = self.asked.seed + number
+                    alone.append(await long_prompts.span(front.port, self.asked.seconds, seed, longs=False))
+                    beside.append(await long_prompts.span(front.port, self.asked.seconds, seed, longs=True))
+                    pair = (long_prompts.p99_s(alone[-1:]), long_prompts.p99_s(beside[-1:]))
+                    print(f"{name}, pair {number + 1}: p99 {1e3 * pair[0]:.0f} ms alone, {1e3 * pair[1]:.0f} ms beside")
+            ratio = long_prompts.p99_s(beside) / long_prompts.p99_s(alone)
+            self.rows.append({
+                "front": name, "chats": sum(len(one.chats_s) for one in beside), "ratio": ratio,
+                "alone_p99_s": long_prompts.p99_s(alone), "beside_p99_s": long_prompts.p99_s(beside),
+                "longs": sum(one.longs for one in beside), "longs_whole": sum(one.longs_whole for one in beside),
+            })  # fmt: skip
+            print(json.dumps(self.rows[-1]), flush=True)
+
+    # what is shown
+
+    def line(self, row: Row) -> str:
+        bound = self.asked.whole_s
+        return (
+            f"{row['front']:9} {row['load']:5g} {100 * row['in_time']:8.1f} % {1e3 * row['first_p50_s']:8.0f} "
+            f"{1e3 * row['first_p99_s']:8.0f} {row['tokens_per_s']:9.0f} {100 * row[f'over_{bound:g}_s']:8.1f} % "
+            f"{row['refused']:6.0f} of {row['requests']:.0f} ({row['refused_interactive']:.0f} interactive) {row['faults']:4.0f}"
+        )
+
+    def head(self) -> str:
+        return (
+            f"{'front':9} {'load':>5} {'in time':>10} {'p50 ms':>8} {'p99 ms':>8} {'tokens/s':>9} "
+            f"{f'over {self.asked.whole_s:g} s':>10} refused, faults"
+        )
+
+
+async def calibrate(port: int) -> float:
+    """Requests of the mix a second that are served with as many at once as there are slots."""
+    requests, rng, done = real_engines.requests(), random.Random(1), 0  # noqa: S311 - draws what clients ask
+    begin = time.monotonic()
+
+    async def client() -> None:
+        nonlocal done
+        while time.monotonic() < begin + CALIBRATE_S:
+            kind = rng.choices(list(fronts.MIX), list(fronts.MIX.values()))[0]
+            outcome = Outcome(kind, 0.0)
+            await one(port, outcome, rng.choice(requests[kind]), time.monotonic())
+            if outcome.whole_s is None:
+                raise RuntimeError(f"a request failed while nothing else was there: {outcome}")
+            done += 1
+
+    await asyncio.gather(*(client() for _ in range(2 * real_engines.SLOTS)))
+    return done / (time.monotonic() - begin)
+
+
+def medians(rows: Sequence[Row]) -> list[Row]:
+    """One row for each front and load: medians, of faults the most."""
+    found: dict[tuple[float, str], list[Row]] = {}
+    for one_row in rows:
+        found.setdefault((one_row["load"], one_row["front"]), []).append(one_row)
+    return [
+        {
+            key: value if isinstance(value, str) else (max if key == "faults" else median)([r[key] for r in group])
+            for key, value in group[0].items()
+        }
+        for _, group in sorted(found.items(), key=lambda pair: pair[0][0])
+    ]
+
+
+def draw_loads(file: Path, rows: Sequence[Row], title: str, target_s: float, note: str) -> None:
+    loads = sorted({one_row["load"] for one_row in rows})
+
+    def groups(key: str, factor: float) -> list[tuple[str, list[tuple[str, float]]]]:
+        return [
+            (f"{load:g} x", [(one_row["front"], factor * one_row[key]) for one_row in rows if one_row["load"] == load])
+            for load in loads
+        ]
+
+    panels = [
+        Panel(
+            f"interactive requests with a first token within {1e3 * target_s:.0f} ms",
+            " %",
+            groups=groups("in_time", 100),
+            most=110,
+        ),
+        Panel(
+            "their first token, 99th percentile of those served", " s", groups=groups("first_p99_s", 1), log_from=0.01
+        ),
+        Panel("tokens a second", "", groups=groups("tokens_per_s", 1)),
+    ]
+    draw(file, title, panels, note=note, across="load, as a multiple of what the engines can serve")
+
+
+def draw_steps(file: Path, found: Mapping[str, Row], target_s: float, note: str) -> None:
+    waits = [
+        Series(name, [(r["second"] + 0.5, r["first_p99_s"]) for r in one_front["seconds"]])
+        for name, one_front in found.items()
+    ]
+    up, down = STEP_S[0], STEP_S[0] + STEP_S[1]
+    shaded = ((up, down, f"{STEP_LOADS[1]:g} times what can be served"),)
+    marks = ((target_s, f"{1e3 * target_s:.0f} ms"),)
+    panels = [
+        Panel(
+            "first token of interactive requests, 99th percentile of each second",
+            " s",
+            waits,
+            log_from=0.02,
+            marks=marks,
+            shaded=shaded,
+        )
+    ]
+    ours = found.get("tidegate")
+    if ours is not None:
+        samples = ours["samples"]
+        refused = [(r["second"] + 0.5, r["refused"]) for r in ours["seconds"]]
+        came = [(r["second"] + 0.5, r["came"]) for r in ours["seconds"]]
+        counts = [Series("came", came, colour="#868e96"), Series("refused at once", refused, colour="#c2255c")]
+        panels.append(Panel("interactive requests a second before tidegate", "", counts, shaded=shaded))
+        limits = [
+            Series(f"{what} {replica}", list(zip(samples["at_s"], values, strict=False)), steps=True)
+            for what, kept in (("limit", samples["limits"]), ("in flight", samples["running"]))
+            for replica, values in kept.items()
+        ]
+        panels.append(Panel("tidegate's limits, and requests in flight", "", limits, shaded=shaded))
+    draw(
+        file, "A step of the load: 0.5, 3 and 0.5 times what two engines can serve", panels, note=note, across="seconds"
+    )
+
+
+def nginx_version() -> str:
+    if not fronts.has_nginx():
+        return "no nginx"
+    said = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=False).stderr
+    return said.strip().rpartition(": ")[2]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fronts", nargs="+", choices=["direct", "nginx", "tidegate"], default=None)
+    parser.add_argument("--load", type=float, nargs="+", default=None)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--target-ms", type=float, default=500)
+    parser.add_argument("--whole-s", type=float, default=1.25, help="bound of a whole interactive answer")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--pairs", type=int, default=2, help="with --long")
+    parser.add_argument(
+        "--come-again", action="store_true", help="with --step: who is refused comes again when told to"
+    )
+    modes = parser.add_mutually_exclusive_group()
+    for mode in ("--batch-only", "--step", "--long", "--real"):
+        modes.add_argument(mode, action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--with", type=Path, nargs="+", default=[], dest="earlier")
+    parser.add_argument("--svg", type=Path)
+    asked = parser.parse_args()
+    asked.fronts = asked.fronts or [name for name in ("nginx", "tidegate") if name != "nginx" or fronts.has_nginx()]
+    asked.load = [0.7, 1.0, 2.0, 4.0] if asked.load is None else asked.load
+    return asked
+
+
+def main() -> None:
+    asked = arguments()
+    raise_open_files(9000)
+    when, command = time.strftime("%Y-%m-%d %H:%M"), f"scripts/overload {' '.join(sys.argv[1:])}"
+    machine = (
+        f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Linux {platform.release()}, Python "
+        f"{platform.python_version()}, uvloop {version('uvloop')}, {nginx_version()}, tidegate {tidegate.__version__}"
+    )
+    print(f"{command}   {when}\n{machine}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tg-overload-") as name:
+        bench = Bench(asked, Path(name))
+        modes = (("step", bench.step), ("long", bench.long), ("real", bench.real))
+        run = next((act for flag, act in modes if getattr(asked, flag)), bench.loads)
+        if run in {bench.loads, bench.real}:
+            print(bench.head())
+        uvloop.run(run())
+    if asked.json:
+        found = {"command": command, "when": when, "machine": machine, "rows": bench.rows, "steps": bench.steps}
+        asked.json.write_text(json.dumps(found, indent=1))
+    rows = [r for file in asked.earlier for r in json.loads(file.read_text())["rows"]] + bench.rows
+    if asked.earlier and not asked.long:
+        print(
+            f"medians of {len(asked.earlier) + bool(bench.rows)} runs",
+            bench.head(),
+            *map(bench.line, medians(rows)),
+            sep="\n",
+        )
+    if asked.svg and asked.step:
+        draw_steps(asked.svg, bench.steps, asked.target_ms / 1e3, when)
+    elif asked.svg and not asked.long:
+        engines = "llama.cpp engines with SmolLM2-135M" if asked.real else "engines with continuous batching"
+        draw_loads(
+            asked.svg, medians(rows), f"Two {engines}, 70 % interactive, 30 % batch", asked.target_ms / 1e3, when
+        )
+
+
+if __name__ == "__main__":
+    main()
