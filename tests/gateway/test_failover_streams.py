@@ -6,7 +6,7 @@ import json
 import pytest
 from msgspec import structs
 
-from gateway.byte_engine import DONE, ByteEngine, streams
+from gateway.byte_engine import DONE, ByteEngine, event, streams
 from tidegate.engines.fake_server import FakeServer, FakeServerOptions
 from tidegate.types import DialectName, GatewayOptions, ModelView, ReplicaState, ReplicaView
 
@@ -93,6 +93,23 @@ async def test_max_tokens_counts_both_parts_and_usage_is_that_of_one_answer(gate
     assert done
     assert events[-1]["usage"]["completion_tokens"] == 12
     assert json.loads(pair[1].requests[-1].body)["max_tokens"] == 7
+
+
+async def test_tokens_that_came_joined_in_one_event_are_counted_one_by_one(gateway, pair):
+    """vLLM joins what it has computed while it could not send."""
+    other, words = pair[1], [f"词{number} " for number in range(6)]
+    joined = [event("".join(words[at : at + 3])) for at in (0, 3)]
+    engine = await ByteEngine().start(streams(*joined))
+    try:
+        dying = engine.view("pool-0", version="v1", dialect=DialectName.LLAMACPP)
+        running = await gateway(dying, view(other, "pool-1"), models=(ModelView("m"),))
+        running.gateway.flights.random = lambda: 0.0
+        _, events, done = await stream(running, max_tokens=12, stream_options={"include_usage": True})
+    finally:
+        await engine.stop()
+    assert json.loads(other.requests[-1].body)["max_tokens"] == 12 - 6
+    assert (len(text_of(events).split()), done) == (12, True)
+    assert events[-1]["usage"]["completion_tokens"] == 12
 
 
 async def test_a_replica_that_dies_after_its_last_token_leaves_nothing_to_ask(gateway, pair):

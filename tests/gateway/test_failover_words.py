@@ -35,7 +35,7 @@ ROLE = b'data: {"id":"chatcmpl-1","created":7,"model":"m","choices":[{"index":0,
 def test_the_text_that_was_sent_is_read_back_whole(pieces, path):
     payload = (ROLE if path == CHAT else b"") + b"".join(chunk(piece, path) for piece in pieces)
     sent = failover.read_sent(payload, path)
-    assert (sent.text, sent.pieces, sent.role_sent) == ("".join(pieces), len(pieces), path == CHAT)
+    assert (sent.text, sent.tokens, sent.role_sent) == ("".join(pieces), len(pieces), path == CHAT)
     assert not sent.odd
     assert not sent.finished
 

@@ -28,8 +28,8 @@ class Sent(msgspec.Struct):
     model: str = ""
     role_sent: bool = False
     text: str = ""
-    pieces: int = 0
-    """Events with text: how many tokens they held is not told, and engines send one each."""
+    tokens: int = 0
+    """Of the text: as many as events with text, until an engine has counted them. vLLM joins tokens when it is behind."""
     finished: bool = False
     odd: bool = False
     """Whether there is something in it that no continuation can take up: tool calls, reasoning, log probabilities."""
@@ -62,7 +62,7 @@ def _read_choice(sent: Sent, choice: dict[str, Any], path: str) -> None:
         sent.odd = sent.odd or any(value for name, value in delta.items() if name not in {"role", "content"})
     if piece:
         sent.text += piece
-        sent.pieces += 1
+        sent.tokens += 1
 
 
 def can_continue(fields: Fields, sent: Sent) -> bool:
@@ -92,9 +92,9 @@ def continuation(fields: Fields, sent: Sent, path: str, *, flags: dict[str, Any]
     for limit in ("max_tokens", "max_completion_tokens"):
         allowed = _decoded(fields, limit)
         if isinstance(allowed, int):
-            if allowed - sent.pieces < 1:
+            if allowed - sent.tokens < 1:
                 return None
-            rest[limit] = _raw(allowed - sent.pieces)
+            rest[limit] = _raw(allowed - sent.tokens)
     if not sent.text:
         return rest
     if path == CHAT:
@@ -160,8 +160,8 @@ class Continuation:
 
     def whole_usage(self, usage: Usage) -> Usage:
         """What both engines' work cost as one answer: the text before the seam was generated, not asked."""
-        pieces = self._sent.pieces
-        return Usage(max(0, usage.prompt_tokens - pieces), usage.completion_tokens + pieces)
+        tokens = self._sent.tokens
+        return Usage(max(0, usage.prompt_tokens - tokens), usage.completion_tokens + tokens)
 
     def _choice(self, choice: dict[str, Any]) -> bool:
         """Bring one choice into line; whether anything is left of it to be said."""

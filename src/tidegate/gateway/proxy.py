@@ -34,6 +34,7 @@ from tidegate.gateway.record import Caller, Ended
 from tidegate.gateway.relay import EventRelay
 from tidegate.gateway.respond import JSON_LINE, STREAM_LINES, answer_error, engine_lines
 from tidegate.gateway.router import at_home, least_work_of_two
+from tidegate.gateway.tokens import count
 from tidegate.http import Connection, Exchange, ResponseHead
 from tidegate.openai import Usage
 from tidegate.types import ClassView, GatewayOptions, Outcome
@@ -68,6 +69,8 @@ class Flight:
     _continuation: failover.Continuation | None = None
     _rest: Intake | None = None
     """What is asked of the next replica, once the answer has begun."""
+    _uncounted: failover.Sent | None = None
+    """What the client has been sent, while it is not known how many tokens that was."""
     _tail = b""
     _status = 0
     _moves = 0
@@ -189,15 +192,20 @@ class Flight:
             replica.most = replica.in_flight
             if replica.most >= replica.search_at:
                 self._host.searched(replica)
-        connection = replica.endpoint.take(self._host.now())
+        connection = replica.endpoint.take(self._host.now()) if self._uncounted is None else None
         if connection is not None:
             self._send(connection)
         else:
             self._waiting = self._host.spawn(self, replica)
 
     async def connect(self, replica: Replica) -> None:
-        """Open a connection to the chosen replica and ask it."""
+        """Open a connection to the chosen replica and ask it; what it is to go on with is counted first."""
         try:
+            if self._uncounted is not None:
+                sent, self._uncounted = self._uncounted, None
+                sent.tokens = await count(replica, sent.text) or sent.tokens
+                if not self._take_up(replica, sent):
+                    return
             connection = await replica.endpoint.connect()
         except EngineError as error:
             self._waiting = None
@@ -473,17 +481,28 @@ class Flight:
         if not failover.can_continue(self._intake.fields, sent):
             raise EngineError("this kind of answer cannot be continued")
         replica = self._choose(version, continuing=bool(sent.text))
-        flags = dict(replica.dialect.continue_flags)
-        fields = failover.continuation(self._intake.fields, sent, self._intake.path, flags=flags)
         self._leave_replica()
-        if fields is None:  # it died after its last token
-            relay.feed(b"data: %b\n\n" % failover.last_event(sent, self._intake.path))
-            self._end_stream(relay)
-            return
         self._moves += 1
-        self._continuation = failover.Continuation(self._intake.fields, sent, self._intake.path)
-        self._rest = self._intake.with_fields(fields)
+        if sent.text:
+            self._uncounted = sent
+        elif not self._take_up(replica, sent):
+            return
         self._ask(replica)
+
+    def _take_up(self, replica: Replica, sent: failover.Sent) -> bool:
+        """Make the request for the rest; false where nothing is left to say, and the answer is ended."""
+        intake, relay = self._intake, self._relay
+        flags = dict(replica.dialect.continue_flags)
+        fields = failover.continuation(intake.fields, sent, intake.path, flags=flags)
+        if fields is None and relay is not None:  # it died after its last token
+            self._waiting = None
+            relay.feed(b"data: %b\n\n" % failover.last_event(sent, intake.path))
+            self._end_stream(relay)
+        if fields is None or self._exchange.finished:
+            return False
+        self._continuation = failover.Continuation(intake.fields, sent, intake.path)
+        self._rest = intake.with_fields(fields)
+        return True
 
     def _end_stream(self, relay: EventRelay) -> None:
         """The answer is whole, although no engine said so."""

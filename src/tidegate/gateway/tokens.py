@@ -1,11 +1,12 @@
 """/tokenize and /detokenize in vLLM's shape, whichever engine answers."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from tidegate.dialects import Call, Steps
-from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, Unavailable
+from tidegate.errors import BadGateway, BadRequest, EngineError, NotSupported, RequestError, Unavailable
 from tidegate.gateway.fleet import Fleet, ModelEntry, Replica
 from tidegate.gateway.router import best, least_work_of_two
 from tidegate.http.fetch import fetch
@@ -13,6 +14,8 @@ from tidegate.openai import read_fields, typed
 from tidegate.types import ReplicaState
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+COUNT_TIMEOUT_S = 2.0
+"""A client waits in the middle of its answer."""
 
 
 async def ask(replica: Replica, call: Call) -> Any:
@@ -85,6 +88,21 @@ async def answer_tokens(path: str, model: ModelEntry, request: dict[str, Any], r
     except (AttributeError, KeyError, TypeError):
         raise BadGateway(f"the engine's answer to {path} lacks what it should hold", code="engine_failed") from None
     return answer
+
+
+async def count(replica: Replica, text: str) -> int | None:
+    """How many tokens the replica's model makes of a text; None where it cannot be asked."""
+    if replica.dialect.tokenize is None:
+        return None
+    request: dict[str, Any] = {"prompt": text, "add_special_tokens": False}
+    if replica.view.served_name:
+        request["model"] = replica.view.served_name
+    try:
+        async with asyncio.timeout(COUNT_TIMEOUT_S):
+            found = (await _walk(replica.dialect.tokenize(request), replica)).get("count")
+    except (EngineError, RequestError, TimeoutError, AttributeError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 async def _walk(steps: Steps, replica: Replica) -> dict[str, Any]:
