@@ -131,9 +131,13 @@ def write_bfloat16(tensors, path):
 
 
 def write_ernie(folder, *, tokenizer="json", dtype="float32", seed=0, rename=lambda tensors: tensors, **config):
-    """Write a tiny ERNIE; its weights as the reference implementation takes them."""
+    """Write a tiny ERNIE; its weights as the reference implementation takes them. `tokenizer` may be one of your own."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = write_byte_level(folder) if tokenizer == "json" else write_sentencepiece(folder)
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(str(folder / "tokenizer.json"))
+        vocabulary = tokenizer.get_vocab_size()
+    else:
+        vocabulary = write_byte_level(folder) if tokenizer == "json" else write_sentencepiece(folder)
     settings = CONFIG | {"vocab_size": vocabulary} | config
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_settings()))

@@ -28,7 +28,7 @@ KEEP_ALIVE_S: Final = 75
 """vLLM closes idle connections after 5 s by itself; the gateway's pool lets go of one after 4 s, and is the first."""
 TEARDOWN_S: Final = 10.0
 """What vLLM takes to end its processes when nothing is in flight: 4 s were seen."""
-FLAGS_OF_OURS: Final = frozenset({"--host", "--port", "--uds", "--served-model-name", "--api-key", "--model"})
+NOT_TO_CHANGE: Final = frozenset({"--host", "--port", "--uds", "--served-model-name", "--api-key", "--model"})
 """What `args` may not change: the gateway would no longer find it."""
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
@@ -93,7 +93,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the child. Raises OperatorError where there is no such vLLM or the model does not fit, EngineStartError."""
         for flag in self._options.args:
-            if flag.partition("=")[0] in FLAGS_OF_OURS:
+            if flag.partition("=")[0] in NOT_TO_CHANGE:
                 raise SettingError("pool.options.args", f"{flag} is Tidegate's to choose")
         program = self._find()
         self.flags = await asyncio.to_thread(self._choose, program)
@@ -105,11 +105,7 @@ class VllmEngine:
         argv = [
             *program.start,
             str(self._files.path),
-            *("--served-model-name", self._files.name),
-            *("--host", HOST),
-            *("--port", str(port)),
-            *("--shutdown-timeout", str(self._options.shutdown_timeout_s)),
-            "--disable-uvicorn-access-log",
+            *flags_of_ours(self._files.name, port, self._options.shutdown_timeout_s),
             *self._generation(),
             *self.flags.argv,
             *self._options.args,
@@ -175,6 +171,17 @@ class VllmEngine:
         if self._held is not None:
             self._held.close()
             self._held = None
+
+
+def flags_of_ours(name: str, port: int, shutdown_timeout_s: int) -> tuple[str, ...]:
+    """What every vLLM is given, whatever the model and the machine."""
+    return (
+        *("--served-model-name", name),
+        *("--host", HOST),
+        *("--port", str(port)),
+        *("--shutdown-timeout", str(shutdown_timeout_s)),
+        "--disable-uvicorn-access-log",
+    )
 
 
 def hold_port() -> socket.socket:
