@@ -4,7 +4,9 @@ Three kinds. `fixed`: a number of the operator's. `threshold`: the rule that ope
 requests wait and the cache has room the limit grows by a quarter, while the cache is full and nobody waits it shrinks.
 `adaptive`, the default: an engine computes so many sequences at once, its slots; with fewer it idles, with more they
 wait inside the engine, where nobody can put them in order. So the limiter learns the slots (running while others wait)
-and rests there; it goes below only while the engine is short of memory.
+and rests there; it goes below only while the engine is short of memory, or has work from elsewhere: from another
+gateway, which knows nothing of this one. Then each takes a part, a little more while nothing waits inside, less in
+proportion while something does, as TCP's senders share a line.
 
 Whoever has not told its slots is asked in small steps: from `FIRST_LIMIT` the limit grows by half as often as a look
 shows that nothing waits inside. An engine that tells nothing of itself has no limit.
@@ -31,6 +33,11 @@ KV_LOW: Final = 0.85
 BACK_OFF: Final = 0.9
 RECOVER: Final = 1.03
 LEAST_FACTOR: Final = 0.25
+ELSEWHERE: Final = 2
+"""With fewer requests from elsewhere an engine is ours: what it tells and what was sent are not of the same moment."""
+WAITING_BESIDE: Final = 0.0625
+"""Share of the slots that may wait inside an engine that others use too, before its part is taken to be too large."""
+LEAST_CUT: Final = 0.5
 
 
 class LimitState(msgspec.Struct, frozen=True):
@@ -44,6 +51,8 @@ class LimitState(msgspec.Struct, frozen=True):
     """Most requests it may have; None bounds nothing."""
     factor: float = 1.0
     """Share of the slots that is used: below 1 after a shortage of memory."""
+    part: float = 1.0
+    """Share of these that is ours: below 1 beside others who use the engine."""
     seen: tuple[int, ...] = ()
     """Sequences that ran in the last looks that saw others wait."""
     top: int = 0
@@ -76,8 +85,11 @@ def after(
     wait_s: float,
     now: float,
     reading: bool = False,
+    alone: bool = True,
 ) -> LimitState:
     """After a look. `in_flight` is the most that this replica had since the last one, `wait_s` what requests wait.
+
+    `alone`: nobody shares the limit out, so that whatever else the engine has comes from somebody unknown.
 
     Where nothing could be read, what was known holds; so it does while an engine is `reading` a long prompt, which
     everything else there waits for.
@@ -90,7 +102,8 @@ def after(
         state = msgspec.structs.replace(state, slots=load.slots, told=True, seen=())
     if options.kind == "threshold":
         return _threshold(state, load, options, wait_s, now)
-    return _adaptive_limit(_learn(_memory(state, load), load, in_flight, now), options)
+    state = _learn(_memory(state, load), load, in_flight, now)
+    return _adaptive_limit(_beside(state, load, in_flight) if alone else state, options)
 
 
 def _learn(state: LimitState, load: Load, in_flight: int, now: float) -> LimitState:
@@ -145,13 +158,29 @@ def _memory(state: LimitState, load: Load) -> LimitState:
     return msgspec.structs.replace(state, factor=factor, preemptions=load.preemptions_total)
 
 
+def _beside(state: LimitState, load: Load, in_flight: int) -> LimitState:
+    """Our part of an engine that has work from elsewhere too."""
+    slots, limit = state.slots, state.limit
+    if slots is None or limit is None or load.running is None or load.waiting is None:
+        return state
+    had = load.running + load.waiting
+    part = state.part
+    if had - in_flight < ELSEWHERE:
+        part = min(1.0, part * GROWTH)
+    elif load.waiting > max(1.0, WAITING_BESIDE * slots):
+        part = max(part * max(slots / had, LEAST_CUT), 1.0 / slots)
+    elif in_flight >= int(limit):
+        part = min(1.0, part + 1.0 / slots)
+    return state if part == state.part else msgspec.structs.replace(state, part=part)
+
+
 def _counts_slots(load: Load) -> bool:
     """Whether the "cache" is nothing but the slots in use, and full when they are; preemption is then the only sign."""
     return load.kv_tokens is None
 
 
 def _adaptive_limit(state: LimitState, options: LimitOptions) -> LimitState:
-    limit = state.limit if state.slots is None else max(1.0, state.slots * state.factor)
+    limit = state.limit if state.slots is None else max(1.0, state.slots * state.factor * state.part)
     if options.sequences is not None:
         limit = min(limit, float(options.sequences)) if limit is not None else float(options.sequences)
     return state if limit == state.limit else msgspec.structs.replace(state, limit=limit)

@@ -127,6 +127,7 @@ class Lines:
             wait_s=wait_s,
             now=now,
             reading=any(holds_up(flight, now) for flight in replica.jobs),
+            alone=self._share == 1,
         )
         replica.most = replica.in_flight
         if load is not None:

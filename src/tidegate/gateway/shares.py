@@ -21,6 +21,8 @@ NO_DEMAND: Final = 0.01
 """Slots; less is nothing."""
 IDLE_SHARE: Final = 0.15
 """Of all slots: with more of them idle, and none of the others waiting, those that yield may have one more."""
+IDLE_SPREAD: Final = 0.84
+"""The same in standard deviations of a Poisson number of requests: few slots are idle by chance more often."""
 REGULAR: Final = 0.25
 """Times whose standard deviation is less than so much of their mean are much the same."""
 WAIT_SHARE: Final = 1 / 3
@@ -142,7 +144,7 @@ def room_for_yielding(total: float, demand: float, queued: int, least_share: flo
 
     `demand` in slots and `queued` in requests are those of the others. With no demand they may have all of them.
     """
-    if idle >= IDLE_SHARE * total and not queued:
+    if idle >= max(IDLE_SHARE * total, IDLE_SPREAD * math.sqrt(total)) and not queued:
         return math.floor(total)
     least = max(1, math.ceil(least_share * total)) if least_share > 0 else 0
     if demand < NO_DEMAND and not queued:
