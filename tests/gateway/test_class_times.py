@@ -138,6 +138,26 @@ async def test_a_class_prefers_its_first_pool_and_spills_over_only_where_it_name
     assert at_rest(running)
 
 
+@pytest.mark.parametrize("lives", [True, False], ids=["one of its pools", "another pool, rather than nowhere"])
+async def test_what_a_dead_engine_leaves_goes_to(engine, gateway, clients, lives):
+    """The first engine breaks off before its answer has begun."""
+    dying, mine, others = Held(), Held(), Held()
+    mine.always = others.always = True
+    engines = [await engine(one) for one in (dying, mine, others)]
+    names = ("fast-0", "slow-0", "free-0")
+    views = [structs.replace(one.view(n), pool=n[:-2]) for one, n in zip(engines, names, strict=True)]
+    if not lives:
+        del views[1]
+    view = ClassView("standard", pools=("fast", "slow"))
+    running = await gateway(*views, classes=(view,), rules=())
+    (client,) = await clients(running, 1)
+    client.request("POST", CHAT, chat())
+    await until(lambda: dying.gates, "the first pool is asked first")
+    await engines[0].stop()
+    assert (await client.answer()).headers["x-tidegate-replica"] == ("slow-0" if lives else "free-0")
+    assert at_rest(running)
+
+
 def long_chat(number: int) -> list[dict[str, str]]:
     return [{"role": "system", "content": f"{number} " * 1000}, {"role": "user", "content": "hi"}]
 

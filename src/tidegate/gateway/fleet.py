@@ -12,7 +12,7 @@ from tidegate.errors import BadRequest, NotFound, Unavailable
 from tidegate.gateway.dispatch import Job
 from tidegate.gateway.health import Event, Failed, Failure, Health, Succeeded, after
 from tidegate.gateway.limits import LimitState
-from tidegate.gateway.router import best, least_work_of_two
+from tidegate.gateway.router import best
 from tidegate.http import Endpoint, Outbox
 from tidegate.types import (
     FleetSnapshot,
@@ -257,10 +257,6 @@ class ModelEntry:
             last = self._last_resort(path, refused)
             return [last] if last is not None else []
         return askable
-
-    def choose(self, path: str, refused: frozenset[str], random: Callable[[], float]) -> Replica | None:
-        """One of the candidates; None where there is none."""
-        return least_work_of_two(self.candidates(path, refused), random)
 
     def askable(self, path: str) -> list[Replica]:
         """The replicas that may be given new work on this path: the best there are, none that nobody can connect to.

@@ -167,13 +167,19 @@ class Flight:
     def _choose(self, version: str | None = None, *, continuing: bool = False) -> Replica:
         """A replica that has not failed this request; of one `version` only, where an answer has begun.
 
+        One of the class's pools if there is any; rather than be lost an answer may come from another.
         `continuing`: one that was seen to go on with a text as it would have gone on with its own.
         """
         model, refused = self._intake.model, self._refused
         if version is not None:
             unfit = (r for r in model.replicas if r.view.version != version or (continuing and not r.view.continues))
             refused |= {r.view.id for r in unfit}
-        replica = model.choose(self._intake.path, refused, self._host.random)
+        candidates = model.candidates(self._intake.path, refused)
+        for pool in self.klass.pools:
+            if own := [replica for replica in candidates if replica.pool == pool]:
+                candidates = own
+                break
+        replica = least_work_of_two(candidates, self._host.random)
         if replica is None:
             raise Unavailable(
                 f"no replica of {model.name!r} is ready; it is starting or being restarted",
