@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import time
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -315,6 +316,12 @@ async def test_what_is_no_greeting_and_no_report_is_refused_with_its_reason(scen
         assert (await gateway.get(LINK_PATH)).status_code == 405
         foreign = await gateway.post(LINK_PATH, content=b"{}", headers={"host": "evil.example"})
         assert foreign.status_code == 403
+
+
+async def test_a_host_name_that_is_not_the_admin_ports_is_said_with_the_setting_that_adds_it(scene):
+    url = replace(ControlUrl.parse(scene.url), authority="proxy.example")
+    with pytest.raises(AwayError, match=r"admin\.allowed_hosts can add it"):
+        await ControlClient(url, lambda: GATEWAY_TOKEN, None).look(greeting())
 
 
 async def test_another_protocol_is_refused_in_words(scene):
