@@ -1,7 +1,7 @@
 """Keeps one process running: starts it, waits until it is ready, starts it again when it dies, stops it.
 
 A keeper is the only writer of its process's state. Everybody else reads `view`, which is replaced whole, and is told
-through `changed`.
+through `changed`. What others know of the process (that it is stuck) they tell the keeper, which decides what it is.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from tidegate.errors import EngineStartError, OperatorError
 from tidegate.types import ReplicaState
 
 LOG_TAIL_LINES = 20
+HUNG_GRACE_S = 2.0
+"""A process that hangs seldom hears SIGTERM; it is given this long, and then killed."""
 
 
 class Life(Protocol):
@@ -80,13 +82,23 @@ class Keeper:
         policy: RestartPolicy | None = None,
         adopted: Life | None = None,
         log_tail: Callable[[], tuple[str, ...]] = tuple,
+        last_words: Callable[[int | None], tuple[str, tuple[str, ...]]] | None = None,
+        again: str = "",
     ) -> None:
+        """`last_words` tells, from an exit status, the likely cause of an end and the log's last lines; without it, the
+        lines are `log_tail`'s.
+
+        `again` is the command that starts one which was given up.
+        """
         self.view = KeeperView(name)
         self.life = adopted
         self._make = make
         self._world, self._changed = world, changed
         self._policy = policy or RestartPolicy()
-        self._log_tail = log_tail
+        self._last_words = last_words or (lambda _: ("", log_tail()))
+        self._again = again
+        self._hung = ""
+        """Why this life is ended, where others found it stuck."""
         self._ever_ready = False
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -117,6 +129,20 @@ class Keeper:
             await self.life.stop(grace_s)
         self._set(state=ReplicaState.STOPPED, pid=None, ready_since=None)
 
+    def stuck(self, cause: str) -> bool:
+        """It makes no progress: nobody is to ask it from now on. False if it is not ready, and so nobody does."""
+        if self.view.state is not ReplicaState.READY:
+            return False
+        self._hung = cause
+        self._set(state=ReplicaState.STUCK, cause=cause)
+        return True
+
+    async def end_stuck(self) -> None:
+        """End a stuck life; the next one begins as after any death."""
+        life = self.life
+        if self.view.state is ReplicaState.STUCK and life is not None and life.child is not None:
+            await life.child.stop(HUNG_GRACE_S)
+
     async def _keep(self) -> None:
         deaths = 0
         life = self.life
@@ -124,10 +150,9 @@ class Keeper:
             self.life = life = life or self._make()
             self._set(state=ReplicaState.STARTING, ready_since=None)
             try:
-                await self._live(life)
-                cause, tail = await _how_it_ended(life), self._log_tail()
+                cause, tail = await self._live(life)
             except EngineStartError as error:
-                cause, tail = error.cause or str(error), error.log_tail or self._log_tail()
+                cause, tail = error.cause or str(error), error.log_tail or self._last_words(None)[1]
             except OSError as error:
                 cause, tail = f"cannot be started: {error}", ()
             except OperatorError as error:
@@ -153,27 +178,34 @@ class Keeper:
                 pid=None,
                 ready_since=None,
                 cause=cause,
-                log_tail=tail,
+                log_tail=tail[-LOG_TAIL_LINES:],
             )
             life = self.life = None
             await asyncio.sleep(step.delay_s)
 
-    async def _live(self, life: Life) -> None:
-        """From the start to the end of a life."""
+    async def _live(self, life: Life) -> tuple[str, tuple[str, ...]]:
+        """From the start to the end of a life: why it ended, and its last words."""
+        self._hung = ""
         await life.start()
-        self._set(state=ReplicaState.WARMING, pid=life.child.id.pid if life.child else None)
+        self._set(state=ReplicaState.WARMING, pid=_pid(life))
         await life.ready()
         self._ever_ready = True
         self._set(state=ReplicaState.READY, ready_since=self._world.clock(), cause="", log_tail=())
         if life.child is None:
-            await asyncio.get_running_loop().create_future()
-        else:
-            await life.child.wait()
+            await asyncio.Event().wait()  # it is not ours to see the end of
+        status = await life.child.wait()
+        likely, tail = self._last_words(status)
+        if self._hung:
+            return self._hung, tail
+        ended = _ended(status)
+        return f"{ended}: {likely}" if likely else ended, tail
 
     def _fail(self, cause: str, tail: tuple[str, ...], error: OperatorError | None) -> None:
-        for line in tail[-LOG_TAIL_LINES:] if self._ever_ready else ():  # else the start's error shows them
+        tail = tail[-LOG_TAIL_LINES:]
+        for line in tail:
             self._world.log.error("last words", process=self.view.name, line=line)
-        self._world.log.error("process given up", process=self.view.name, cause=cause)
+        more = {"start_again": self._again} if self._again else {}
+        self._world.log.error("process given up", process=self.view.name, cause=cause, **more)
         self._set(state=ReplicaState.FAILED, pid=None, ready_since=None, cause=cause, log_tail=tail, error=error)
 
     def _set(self, **values: object) -> None:
@@ -183,8 +215,13 @@ class Keeper:
             self._changed()
 
 
-async def _how_it_ended(life: Life) -> str:
-    status = await life.child.wait() if life.child is not None else None
+def _pid(life: Life) -> int | None:
+    """Of its process, if that is on this machine."""
+    process = life.child.id if life.child is not None else None
+    return process.pid if process is not None else None
+
+
+def _ended(status: int | None) -> str:
     if status is None:
         return "it ended"
     return f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
