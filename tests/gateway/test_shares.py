@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tidegate.gateway.shares import (
     ARRIVALS_S,
     ASSUMED_S,
-    IDLE_SHARE,
     RETURN_SHARE,
     UNKNOWN_PAUSE_S,
     WAIT_SHARE,
@@ -216,10 +215,9 @@ def test_the_least_share_is_theirs_under_any_demand_and_one_slot_at_least():
 
 
 def test_slots_that_stand_idle_are_theirs_while_nobody_waits():
-    idle = IDLE_SHARE * 32
-    assert room_for_yielding(32.0, 30.0, 0, 0.0, idle) == 32
-    assert room_for_yielding(32.0, 30.0, 1, 0.0, idle) < 32
-    assert room_for_yielding(32.0, 30.0, 0, 0.0, idle - 1) < 32
+    assert room_for_yielding(32.0, 30.0, 0, 0.0, idle=16.0) == 32
+    assert room_for_yielding(32.0, 30.0, 1, 0.0, idle=16.0) < 32
+    assert room_for_yielding(32.0, 30.0, 0, 0.0, idle=1.0) < 32
 
 
 @pure
