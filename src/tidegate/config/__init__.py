@@ -10,6 +10,7 @@ from the file or, as JSON, from one variable (`TIDEGATE_MODEL`). Secrets are nev
 from tidegate.config.addresses import Address, is_loopback, split_address
 from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings
 from tidegate.config.environment import HubEnvironment, hub_environment, terminal_language
+from tidegate.config.fleets import DnsSettings, RayNeeds, RaySettings, ScalingSettings
 from tidegate.config.loading import FILE_NAME, Explained, explain, find_file, load
 from tidegate.config.section import Section
 from tidegate.config.sections import (
@@ -35,6 +36,7 @@ __all__ = [
     "AdminSettings",
     "ChatSettings",
     "ClassSettings",
+    "DnsSettings",
     "EnginesSettings",
     "Explained",
     "ExternalOptions",
@@ -47,8 +49,11 @@ __all__ = [
     "ModelSettings",
     "Policy",
     "PoolSettings",
+    "RayNeeds",
+    "RaySettings",
     "RuleSettings",
     "SamplingSettings",
+    "ScalingSettings",
     "Section",
     "Settings",
     "StoreSettings",

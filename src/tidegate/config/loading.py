@@ -4,6 +4,7 @@ The layers are merged here, as plain tables, and checked once. Types are strict:
 variable, which can only hold text, it is.
 """
 
+import importlib.util
 import json
 import os
 import tomllib
@@ -260,8 +261,34 @@ def _check_names(settings: Settings) -> None:
         if models and pool.model not in models:
             hint = complaints.nearest(pool.model, models) or f"it can be {', '.join(sorted(models))}"
             raise SettingError(f"pool.{position}.model", f"there is no [[model]] named {pool.model!r}", hint=hint)
-        if pool.engine == "external" and not pool.urls:
+        _check_fleet(f"pool.{position}", pool)
+        if pool.engine == "external" and not pool.urls and pool.fleet != "dns":
             hint = 'as in urls = ["http://127.0.0.1:8100"]'
             raise SettingError(f"pool.{position}.urls", 'are missing; engine = "external" needs them', hint=hint)
         if pool.engine != "external" and pool.urls:
             raise SettingError(f"pool.{position}.urls", 'are for engine = "external" only')
+
+
+def _check_fleet(path: str, pool: PoolSettings) -> None:
+    """Where its replicas are, and how many."""
+    external = pool.engine == "external"
+    if pool.fleet == "dns" and not external:
+        raise SettingError(f"{path}.fleet", '"dns" is for engine = "external": nothing is started there')
+    if pool.fleet == "ray" and external:
+        raise SettingError(f"{path}.fleet", '"ray" is for engines that are started; external ones run already')
+    if pool.fleet == "dns" and (not pool.dns.name or pool.urls):
+        setting, what = ("urls", "are not for") if pool.urls else ("dns.name", "is missing with")
+        hint = 'as in dns = { name = "vllm.default.svc:8000" }'
+        raise SettingError(f"{path}.{setting}", f'{what} fleet = "dns"', hint=hint)
+    if pool.fleet == "ray" and importlib.util.find_spec("ray") is None:
+        hint = "pip install 'tidegate[ray]', here and on every node of the cluster"
+        raise SettingError(f"{path}.fleet", '"ray" needs the package ray, which is not installed', hint=hint)
+    least, most = pool.replicas_min, pool.replicas_max
+    if (least is None) != (most is None):
+        given, missing = ("max", "min") if least is None else ("min", "max")
+        raise SettingError(f"{path}.replicas_{missing}", f"is missing beside {path}.replicas_{given}")
+    if least is not None and most is not None:
+        if external:
+            raise SettingError(f"{path}.replicas_min", "external engines are not ours to start")
+        if least > most:
+            raise SettingError(f"{path}.replicas_min", f"{least} is more than replicas_max, {most}")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tidegate.config.addresses import Address
 from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings, make_policy
+from tidegate.config.fleets import DnsSettings, RayNeeds, RaySettings, ScalingSettings
 from tidegate.config.section import EngineUrl, Network, Origin, Section, UrlPath
 from tidegate.types import AccessLogOptions, GatewayOptions, Sampling
 
@@ -255,10 +256,20 @@ class PoolSettings(Section):
     """Name of a [[model]], or of the catalogue."""
     engine: Literal["llamacpp", "vllm", "external", "fake"] = "llamacpp"
     """"llamacpp" or "vllm" (run here), "external" (runs already, at `urls`) or "fake"."""
+    fleet: Literal["local", "ray", "dns"] = "local"
+    """Where its replicas are: "local" (this machine, or `urls`), "ray" (a Ray cluster, which starts them), or "dns"
+    (external engines at all addresses of a name)."""
     replicas: int = Field(1, ge=1, le=64)
-    """How many engines are started; external ones are as many as `urls`."""
+    """How many engines are started; external ones are as many as `urls`, or as the name has addresses."""
+    replicas_min: int | None = Field(None, ge=1, le=64, examples=[1])
+    """With replicas_max: engines are added and taken away by how long requests wait, and are never fewer than this."""
+    replicas_max: int | None = Field(None, ge=1, le=64, examples=[4])
+    """Most engines that are started while requests wait."""
     urls: tuple[EngineUrl, ...] = ()
     """Where external engines are, such as "http://10.0.0.5:8000"."""
+    scaling: ScalingSettings = Field(default_factory=ScalingSettings)
+    ray: RayNeeds = Field(default_factory=RayNeeds)
+    dns: DnsSettings = Field(default_factory=DnsSettings)
     options: dict[str, Any] = Field(default_factory=dict)
 
     OPTIONS: ClassVar[Mapping[str, type[Section]]] = {
@@ -291,6 +302,7 @@ class Settings(Section):
     store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     engines: EnginesSettings = Field(default_factory=EnginesSettings)
+    ray: RaySettings = Field(default_factory=RaySettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     klass: tuple[ClassSettings, ...] = Field((), alias="class")
     rule: tuple[RuleSettings, ...] = ()

@@ -180,8 +180,9 @@ class Control:
         if self.frontends.port.failed or engines:
             raise _cannot_start(failed[0].name, failed[0].cause, failed[0].log_tail)
         number = self.gateways.snapshot.number  # the answer to the first request must not depend on who is faster
-        children = [keeper.life.child.id for keeper in self.frontends.port.keepers if keeper.life and keeper.life.child]
-        await asyncio.gather(*(self.gateways.arrival(one, snapshot=number, timeout_s=3.0) for one in children))
+        children = [keeper.life.child for keeper in self.frontends.port.keepers if keeper.life]
+        own = [child.id for child in children if child is not None and child.id is not None]
+        await asyncio.gather(*(self.gateways.arrival(one, snapshot=number, timeout_s=3.0) for one in own))
         self._followers.poll()  # what children told of their start comes before "ready"
 
     async def stop(self) -> None:

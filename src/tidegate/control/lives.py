@@ -169,7 +169,7 @@ class EngineLife:
     async def ready(self) -> None:
         self.facts = facts = await self._engine.ready()
         child, memory = self._engine.child, machine.memory()
-        held = memory_bytes(child.id) if child is not None else None
+        held = memory_bytes(child.id) if child is not None and child.id is not None else None
         self._log.info(
             "engine ready",
             replica=self._spec.id,
@@ -188,7 +188,7 @@ class EngineLife:
     async def stop(self, grace_s: float) -> None:
         child = self._engine.child
         await self._engine.stop(grace_s)
-        if child is not None:
+        if child is not None and child.id is not None:
             self._launcher.ended(self._spec.id, child.id)
 
     async def _spawn(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> LocalChild:

@@ -123,7 +123,7 @@ def _replica(
 
 def _memory(keeper: Keeper) -> int | None:
     child = keeper.life.child if keeper.life else None
-    return memory_bytes(child.id) if child else None
+    return memory_bytes(child.id) if child is not None and child.id is not None else None
 
 
 def _since(view: KeeperView, now: float) -> float | None:

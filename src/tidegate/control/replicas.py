@@ -106,7 +106,8 @@ class Replicas:
             state = ReplicaState.DRAINING
         if not isinstance(life, EngineLife | AdoptedEngineLife) or life.facts is None:
             return ReplicaStatus(state=state, url=PENDING_URL)
-        pid = life.child.id.pid if life.child is not None else None
+        process = life.child.id if life.child is not None else None
+        pid = process.pid if process is not None else None
         return ReplicaStatus(state, life.url, life.dialect, life.api_key, life.facts, pid)
 
     def _keeper(self, spec: ReplicaSpec) -> Keeper:
@@ -143,7 +144,7 @@ class Replicas:
         record = self._launcher.records.get(name)
         if equal and self.keepers.get(name) is not None and self.keepers[name].life is life:
             life.facts = replace(facts, continues=True)
-            if life.child is not None:
+            if self._digest(name):
                 self._proven.add(self._digest(name))
             if record is not None:
                 self._launcher.answers(record, life.url, api_key=life.api_key, dialect=life.dialect, facts=life.facts)

@@ -59,7 +59,9 @@ class ReadyFile(msgspec.Struct, frozen=True):
 class Child(Protocol):
     """A running child process. It outlives the process that started it, and can be found again by its `id`."""
 
-    id: ProcessId
+    @property
+    def id(self) -> ProcessId | None:
+        """Which process of this machine it is; None for one of another machine."""
 
     def alive(self) -> bool: ...
 
