@@ -60,7 +60,9 @@ def test_the_parser_takes_every_plan_and_what_is_always_given(vllm):
     plans = [profiles.plan(ernie, hardware, preset=preset) for hardware, preset in itertools.product(HARDWARE, PRESETS)]
     fp8 = plan_types.Wishes(context_tokens=4096, sequences=16, memory_share=0.5, fp8="both")
     plans.append(profiles.plan(ernie, HARDWARE[2], wishes=fp8))
-    argvs = {(*flags_of_ours("ernie", 8000, 3), "--generation-config", "/m", *plan.argv()) for plan in plans}
+    argvs = {
+        (*flags_of_ours("ernie", "127.0.0.1", 8000, 3), "--generation-config", "/m", *plan.argv()) for plan in plans
+    }
     told = in_environment(vllm, "-c", PARSE, stdin=json.dumps([["--model", "/m", *argv] for argv in argvs]))
     assert json.loads(told.partition("FAULTS ")[2]) == []
     assert {name for plan in plans for name in (one.name for one in plan.environment) if name.startswith("VLLM_")} <= {

@@ -108,9 +108,12 @@ def make_parts(
     )
 
 
-def make_engine(spec: ReplicaSpec, spawn: Spawn, home: Home, vllm: VllmParts) -> Engine:
-    """The engine of a replica."""
-    place = Place(name=spec.id, spawn=spawn, folder=home.run, log=home.logs / f"{spec.id}.log")
+def make_engine(
+    spec: ReplicaSpec, spawn: Spawn, home: Home, vllm: VllmParts, *, host: str = "127.0.0.1", name: str = ""
+) -> Engine:
+    """The engine of a replica, listening on `host`; `name` is that of its files, where it is not the replica's."""
+    name = name or spec.id
+    place = Place(name=name, spawn=spawn, folder=home.run, log=home.logs / f"{name}.log", host=host)
     match spec.options:
         case LlamaCppOptions():
             from tidegate.engines.llamacpp import LlamaCppEngine

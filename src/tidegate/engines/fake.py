@@ -42,6 +42,7 @@ class FakeEngine:
         await self._process.start(
             [
                 *(sys.executable, "-m", "tidegate", "fake-engine", "--port", "0"),
+                *("--host", self._process.place.host),
                 *("--model", self._model),
                 *("--slots", str(options.slots)),
                 *("--tokens", str(options.tokens)),

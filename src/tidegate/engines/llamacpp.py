@@ -58,6 +58,7 @@ class LlamaCppEngine:
                 *(sys.executable, "-m", SERVER),
                 *("--model", str(self._files.path)),
                 *("--name", self._files.name),
+                *("--host", self._process.place.host),
                 *("--slots", str(self.fit.slots)),
                 *("--context-tokens", str(self.fit.context_tokens)),
                 *("--threads", str(self.fit.threads)),

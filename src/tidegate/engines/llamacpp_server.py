@@ -42,6 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="llamacpp_server", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--name", required=True, help="name that answers carry, instead of the file's path")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--slots", type=int, required=True, help="sequences at once")
     parser.add_argument("--context-tokens", type=int, required=True, help="prompt plus answer of one request")
     parser.add_argument("--threads", type=int, required=True)
@@ -64,7 +65,7 @@ def server_params(arguments: argparse.Namespace, key: str) -> Any:
     params.n_batch = arguments.batch_tokens
     params.n_ubatch = min(arguments.micro_batch_tokens, arguments.batch_tokens)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = arguments.threads
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [arguments.host]
     params.port = 0
     params.api_keys = [key]
     params.endpoint_metrics = params.endpoint_slots = True

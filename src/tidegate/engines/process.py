@@ -37,6 +37,8 @@ class Place:
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     """Handed to `spawn`."""
+    host: str = "127.0.0.1"
+    """The address that it listens on."""
 
     @property
     def ready_file(self) -> Path:

@@ -23,7 +23,6 @@ from tidegate.engines.vllm_program import Program
 from tidegate.errors import EngineStartError, SettingError
 from tidegate.types import DialectName
 
-HOST: Final = "127.0.0.1"
 KEEP_ALIVE_S: Final = 75
 """vLLM closes idle connections after 5 s by itself; the gateway's pool lets go of one after 4 s, and is the first."""
 TEARDOWN_S: Final = 10.0
@@ -100,12 +99,12 @@ class VllmEngine:
         self._started = time.monotonic()
         self._process.new_key()
         self._let_go()
-        self._held = hold_port()
+        self._held = hold_port(self._place.host)
         port = self._held.getsockname()[1]
         argv = [
             *program.start,
             str(self._files.path),
-            *flags_of_ours(self._files.name, port, self._options.shutdown_timeout_s),
+            *flags_of_ours(self._files.name, self._place.host, port, self._options.shutdown_timeout_s),
             *self._generation(),
             *self.flags.argv,
             *self._options.args,
@@ -113,7 +112,7 @@ class VllmEngine:
         env = {**ENVIRONMENT, "VLLM_API_KEY": self.api_key, **self.flags.env, **self._options.env}
         if program.preload:
             env.setdefault("LD_PRELOAD", program.preload)
-        await self._process.start(argv, env=env, url=f"http://{HOST}:{port}")
+        await self._process.start(argv, env=env, url=f"http://{self._place.host}:{port}")
 
     async def ready(self) -> EngineFacts:
         """Wait for a real answer. Raises EngineStartError."""
@@ -173,22 +172,22 @@ class VllmEngine:
             self._held = None
 
 
-def flags_of_ours(name: str, port: int, shutdown_timeout_s: int) -> tuple[str, ...]:
+def flags_of_ours(name: str, host: str, port: int, shutdown_timeout_s: int) -> tuple[str, ...]:
     """What every vLLM is given, whatever the model and the machine."""
     return (
         *("--served-model-name", name),
-        *("--host", HOST),
+        *("--host", host),
         *("--port", str(port)),
         *("--shutdown-timeout", str(shutdown_timeout_s)),
         "--disable-uvicorn-access-log",
     )
 
 
-def hold_port() -> socket.socket:
+def hold_port(host: str) -> socket.socket:
     """A free port that a program which sets SO_REUSEADDR, as vLLM does, can bind and listen on all the same (Linux)."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((HOST, 0))
+    held.bind((host, 0))
     return held
 
 
