@@ -18,6 +18,7 @@ def main() -> None:
         import vllm.entrypoints.cli
         from vllm import __version__, envs
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.model_executor.models.registry import _PREVIOUSLY_SUPPORTED_MODELS, ModelRegistry
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         parser = make_arg_parser(FlexibleArgumentParser())
@@ -30,6 +31,8 @@ def main() -> None:
     flags = [described(action) for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse tells of its flags nowhere else
     told = {
         "version": __version__,
+        "architectures": sorted(ModelRegistry.get_supported_archs()),
+        "dropped": dict(sorted(_PREVIOUSLY_SUPPORTED_MODELS.items())),
         "commands": sorted(commands),
         "environment": sorted(name for name in envs.environment_variables if name.startswith("VLLM_")),
         "flags": sorted(flags, key=lambda flag: flag["names"][0]),

@@ -1,28 +1,13 @@
 """Why an engine ended: its last lines, and what they most likely mean."""
 
-import re
 import signal
 from pathlib import Path
 from typing import Final
 
+from tidegate.engines.known_faults import diagnose
+
 TAIL_LINES: Final = 20
 TAIL_BYTES: Final = 16 * 1024
-
-CAUSES: Final = (
-    (
-        r"corrupted or incomplete|invalid magic|failed to read (magic|key-value|tensor)|not within the file bounds",
-        "the model file is damaged: pull it again (`tidegate models pull`)",
-    ),
-    (r"unknown model architecture", "this llama.cpp does not know the model's architecture: upgrade xllamacpp"),
-    (
-        r"failed to allocate|unable to allocate|bad_alloc|failed to create context|failed to initialize the context|[Oo]ut of memory",
-        "there was not enough memory: set fewer slots or a smaller context_tokens in pool.options",
-    ),
-    (r"No such file or directory", "a file it needs is not there"),
-    (r"[Aa]ddress already in use|couldn't bind", "the port it wanted is taken"),
-    (r"ModuleNotFoundError|ImportError", "the engine's package is not installed whole: run `make setup` again"),
-    (r"Permission denied|cannot be read", "a file it needs may not be read by this user"),
-)
 
 SIGNAL_CAUSES: Final = {
     signal.SIGKILL: "it was killed, most likely by the kernel for want of memory (see `dmesg`)",
@@ -36,13 +21,18 @@ SIGNAL_CAUSES: Final = {
 
 def likely_cause(lines: tuple[str, ...], status: int | None) -> str:
     """The likeliest reason in words, empty when there is none. `status` is negative for a signal."""
-    text = "\n".join(lines)
-    for pattern, cause in CAUSES:
-        if re.search(pattern, text):
-            return cause
-    if status is not None and status < 0:
-        return SIGNAL_CAUSES.get(signal.Signals(-status), f"it was ended by {signal.Signals(-status).name}")
-    return ""
+    found = diagnose("\n".join(lines), "llamacpp")
+    if found is not None:
+        return found.sentence
+    return ended_by(status)
+
+
+def ended_by(status: int | None) -> str:
+    """What a signal that ended it most likely means; empty where it was none."""
+    if status is None or status >= 0:
+        return ""
+    number = signal.Signals(-status)
+    return SIGNAL_CAUSES.get(number, f"it was ended by {number.name}")
 
 
 def last_words(log: Path, since: int, status: int | None) -> tuple[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Every flag, subcommand and environment variable of the pinned vLLM, as its own parser tells of them.
+"""Every flag, subcommand, variable and architecture of the pinned vLLM, as it tells of them itself.
 
 The data are in vllm_flags.json, written by `scripts/vllm_flags.py` in vLLM's environment.
 """
@@ -39,6 +39,10 @@ class Known(msgspec.Struct, frozen=True):
     """What one version of vLLM knows."""
 
     version: str
+    architectures: tuple[str, ...]
+    """Models it knows, as `config.json` names them."""
+    dropped: dict[str, str]
+    """Architectures it no longer knows, and the last version that did."""
     commands: tuple[str, ...]
     """What may follow `vllm`."""
     environment: tuple[str, ...]
