@@ -91,3 +91,17 @@ def test_odd_rules_and_keys_and_targets_below_what_was_measured_are_notes(tidega
     ]
     assert "here it takes 900 ms at the least" in notes[2]
     assert {one["level"] for one in json.loads(ran.stdout) if one["subject"] == "classes"} == {"note"}
+
+
+def test_a_file_is_read_instead_of_the_machine(tidegate):
+    (tidegate.here / "run.sh").write_text("vllm serve baidu/ERNIE-4.5-0.3B-PT \\\n  --chunked-prefill-size 512\n")
+    ran = tidegate("doctor", "--read", "run.sh")
+    assert ran.returncode == 1
+    assert "PROBLEM  line 2       --chunked-prefill-size is SGLang's, not vLLM's" in ran.stdout
+    assert "-> use --max-num-batched-tokens" in ran.stdout
+    assert "1 problem found." in ran.stdout
+    told = json.loads(tidegate("doctor", "--read", "run.sh", "--json").stdout)
+    assert told[0]["level"] == "problem"
+    missing = tidegate("doctor", "--read", "none.sh")
+    assert missing.returncode == 2
+    assert "none.sh cannot be read: No such file" in missing.stderr

@@ -11,6 +11,7 @@ import typer
 from tidegate.config import Explained, Settings, explain, find_file
 from tidegate.config.advice import advice
 from tidegate.control.concerns import concerns
+from tidegate.control.doctor import faults_settings
 from tidegate.control.plan import with_defaults
 from tidegate.errors import SettingError
 from tidegate.home import find_home
@@ -76,6 +77,7 @@ def describe(explained: Explained) -> dict[str, Any]:
         "advice": [
             *advice(explained),
             *concerns(explained.settings),
+            *(f"{name}: {remark.text}; {remark.advice}" for name, remark in faults_settings.remarks(settings.pool)),
             *_unusable_files(explained.settings),
             *_shadowed(explained.settings),
         ],

@@ -12,13 +12,32 @@ import typer
 from tidegate.cli.admin import ask
 from tidegate.cli.own_store import OwnStore
 from tidegate.config import Settings, explain, find_file, hub_environment
-from tidegate.control.doctor import Finding, Level, classes, disk, folder, gpu, hub, listeners, machine, models, reading
+from tidegate.control.doctor import (
+    Finding,
+    Level,
+    classes,
+    disk,
+    faults_gpu,
+    faults_logs,
+    faults_model,
+    faults_settings,
+    faults_system,
+    folder,
+    gpu,
+    hub,
+    listeners,
+    machine,
+    models,
+    reading,
+)
 from tidegate.control.doctor.findings import ok, problem
 from tidegate.control.state import read_admin
 from tidegate.control.steering import Top
+from tidegate.engines import environments, model_facts
 from tidegate.engines.llamacpp_fit import Machine
 from tidegate.errors import OperatorError
 from tidegate.home import Home, find_home
+from tidegate.models import catalogue, library
 from tidegate.models.hubs import hubs_for
 
 app = typer.Typer(add_completion=False)
@@ -78,19 +97,43 @@ def findings() -> Iterator[Finding]:
             yield problem("hub", str(error), error.hint)
         facts = machine.gather()
         yield from machine.check(facts, settings.gateway.max_connections)
-        yield from gpu.check(gpu.gather())
+        cards = gpu.gather()
+        yield from gpu.check(cards)
         state = folder.gather(home)
         yield from folder.check(state)
+        yield from _engines(settings, home, cards, state.ours)
         yield from listeners.check(
             listeners.gather({f"{name}.listen": at for name, at in settings.listeners().items()}), state.ours
         )
         yield from _classes(settings, home)
         known = models.gather(home.models)
         yield from models.check(known, Machine(facts.cores, facts.available_bytes), running=bool(state.alive))
+        compute = min((card.compute for card in cards.usable if card.compute), default=None)
+        for stored in library.stored(home.models):
+            if stored.variant == library.SAFETENSORS:
+                yield from faults_model.check(faults_model.gather(stored.path), compute=compute)
         has_model = any(not model.fault for model in known)
         yield from disk.check(disk.gather(home.models), has_model=has_model)
         if answers is not None:
             yield from hub.check(answers.result(), has_model=has_model)
+
+
+def _engines(settings: Settings, home: Home, cards: gpu.GpuFacts, ours: frozenset[int]) -> Iterator[Finding]:
+    """What keeps vLLM from this machine, and what the engines' logs say."""
+    kinds = {one.made.kind for one in environments.installed(home.engines)}
+    usable = cards.usable
+    yield from faults_gpu.check(
+        usable,
+        cards.driver,
+        faults_gpu.gather(usable),
+        ours=ours,
+        installed="cuda" in kinds,
+        model=model_facts.from_config(model_facts.ERNIE_CONFIG, name=catalogue.ERNIE.name),
+    )
+    wanted = bool(kinds) or any(pool.engine == "vllm" for pool in settings.pool)
+    yield from faults_system.check(faults_system.gather(), vllm=wanted, gpu=bool(usable))
+    yield from faults_settings.check(settings.pool)
+    yield from faults_logs.check(faults_logs.gather(home.logs))
 
 
 def _classes(settings: Settings, home: Home) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from tidegate.engines import model_facts, profiles
 from tidegate.engines.model_facts import ModelFacts
 from tidegate.engines.plan_presets import DEFAULT, TUNED, Preset, named, read_tuned, tuned_file
 from tidegate.engines.plan_types import Choice, Cpu, Fp8, Gpu, Plan, Wishes
+from tidegate.engines.vllm_cpu import this_cpu
 from tidegate.engines.vllm_flags import PINNED
 from tidegate.errors import ModelError, SettingError
 from tidegate.home import Home
@@ -94,7 +95,7 @@ def this_machine(*, use_gpu: bool) -> Gpu | Cpu:
     ]
     if cards:
         return max(cards, key=lambda card: card.free_bytes)
-    return Cpu(machine.cpu_flags(), machine.cores(), memory.total_bytes, memory.available_bytes)
+    return this_cpu()
 
 
 def find_model(name: str, models: Path) -> ModelFacts:

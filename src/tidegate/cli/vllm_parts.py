@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tidegate import logs, machine, nvml
+from tidegate.cli.engines_plan import tuned_preset
 from tidegate.config import VllmOptions
 from tidegate.control.plan import ReplicaSpec
 from tidegate.engines import model_facts, plan_types, profiles, vllm_flags, vllm_program
 from tidegate.engines.base import ModelFiles
+from tidegate.engines.plan_presets import TUNED
 from tidegate.engines.process import Place
 from tidegate.engines.vllm import Flags, VllmEngine
 from tidegate.engines.vllm_cpu import this_cpu
@@ -72,6 +74,7 @@ class VllmParts:
             version=program.version or vllm_flags.PINNED,
             preset=options.preset,
             wishes=wishes,
+            tuned=tuned_preset(self.home, files.name, hardware) if options.preset == TUNED else None,
         )
         env |= {one.name: one.value for one in plan.environment if one.value is not None}
         if options.threads is not None:

@@ -16,13 +16,15 @@ from typing import Final
 import httpx
 
 from tidegate.config import VllmOptions
-from tidegate.engines import readiness, vllm_causes, vllm_turn_end
+from tidegate.engines import old_flags, readiness, vllm_causes, vllm_turn_end
 from tidegate.engines.base import Child, EngineFacts, ModelFiles
 from tidegate.engines.process import EngineProcess, Place
 from tidegate.engines.vllm_program import Program
 from tidegate.errors import EngineStartError, SettingError
 from tidegate.types import DialectName
 
+ANY_VERSION: Final = "0"
+"""Of a program that does not tell: only another engine's flags are sure to be wrong for it."""
 KEEP_ALIVE_S: Final = 75
 """vLLM closes idle connections after 5 s by itself; the gateway's pool lets go of one after 4 s, and is the first."""
 TEARDOWN_S: Final = 10.0
@@ -95,6 +97,7 @@ class VllmEngine:
             if flag.partition("=")[0] in NOT_TO_CHANGE:
                 raise SettingError("pool.options.args", f"{flag} is Tidegate's to choose")
         program = self._find()
+        old_flags.refuse(self._options.args, "pool.options.args", program.version or ANY_VERSION)
         self.flags = await asyncio.to_thread(self._choose, program)
         self._started = time.monotonic()
         self._process.new_key()

@@ -8,10 +8,9 @@ from tidegate import machine
 from tidegate.engines.plan_types import Cpu
 
 NODE: Final = Path("/sys/devices/system/node/node0/meminfo")
-CPUINFO: Final = Path("/proc/cpuinfo")
 
 
-def this_cpu(node: Path = NODE, cpuinfo: Path = CPUINFO) -> Cpu:
+def this_cpu(node: Path = NODE, cpuinfo: Path = machine.CPUINFO) -> Cpu:
     """Of memory the first node alone counts, as with vLLM itself; on some machines that is a part of all."""
     memory = machine.memory()
     total, available = memory.total_bytes, memory.available_bytes
@@ -20,14 +19,4 @@ def this_cpu(node: Path = NODE, cpuinfo: Path = CPUINFO) -> Cpu:
         kib = {words[2].rstrip(":"): int(words[3]) for words in lines if len(words) > 3}
         total = min(total, kib["MemTotal"] * 1024)
         available = min(available, (kib["MemFree"] + kib["Active(file)"] + kib["Inactive(file)"]) * 1024)
-    return Cpu(_flags(cpuinfo), machine.cores(), total, available)
-
-
-def _flags(cpuinfo: Path) -> frozenset[str]:
-    """Of x86 (`flags`) or ARM (`Features`)."""
-    with contextlib.suppress(OSError):
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in {"flags", "Features"}:
-                return frozenset(value.split())
-    return frozenset()
+    return Cpu(machine.cpu_flags(cpuinfo), machine.cores(), total, available)

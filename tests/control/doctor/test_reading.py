@@ -225,6 +225,16 @@ def test_a_file_without_vllm_is_told():
     assert find("a: &a [*a]\n", name="x.yaml") == ()
 
 
+def test_an_engine_s_log_is_read_for_what_it_ended_with():
+    log = (
+        "INFO vLLM API server version 0.32.0\nERROR loading\ntorch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
+    )
+    (finding,) = check(log, "chat-0.log")
+    assert finding.subject == "line 3"
+    assert "out of GPU memory" in finding.text
+    assert "smaller context_tokens" in finding.advice
+
+
 @given(st.text(max_size=200) | st.lists(st.sampled_from(SCRIPT.split(" ")), max_size=30).map(" ".join))
 def test_any_text_at_all_is_gone_through(text):
     for name in ("x.sh", "x.yaml", ""):

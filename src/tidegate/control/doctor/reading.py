@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from tidegate.control.doctor.deployment import Word, find
+from tidegate.control.doctor.faults_logs import engine_of
 from tidegate.control.doctor.findings import Finding, note, ok, problem
 from tidegate.control.doctor.start_rules import RULES, VARIABLES, Started
 from tidegate.engines import old_flags
+from tidegate.engines.known_faults import diagnose
 from tidegate.engines.model_facts import FIRST_VERSION
 from tidegate.engines.old_flags import Remark, Verdict
 from tidegate.engines.vllm_flags import PINNED, release
@@ -23,6 +25,13 @@ def check(text: str, name: str) -> Iterator[Finding]:
         yield problem(name, f"it cannot be read: {error}", "mend it first")
         return
     if not starts:
+        diagnosis = diagnose(text, engine_of(text))
+        if diagnosis is not None:
+            line = text[: text.find(diagnosis.evidence)].count("\n") + 1
+            yield problem(
+                f"line {line}", f"{diagnosis.cause} ({diagnosis.name}: {diagnosis.evidence!r})", diagnosis.advice
+            )
+            return
         yield problem(
             name,
             "it starts no vLLM",

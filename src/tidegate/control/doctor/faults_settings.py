@@ -1,0 +1,33 @@
+"""Flags in the settings of vLLM's pools that this vLLM would end at."""
+
+from collections.abc import Iterator, Sequence
+
+from tidegate.config import VllmOptions
+from tidegate.config.sections import PoolSettings
+from tidegate.control.doctor.findings import Finding, note, problem
+from tidegate.engines import old_flags
+from tidegate.engines.old_flags import Remark, Verdict
+from tidegate.engines.vllm_flags import PINNED
+
+
+def remarks(pools: Sequence[PoolSettings]) -> Iterator[tuple[str, Remark]]:
+    """The setting, and what is the matter with it."""
+    for position, pool in enumerate(pools, 1):
+        options = pool.engine_options()
+        if not isinstance(options, VllmOptions):
+            continue
+        # Another program than the one installed here may be of any version: there only another engine's flags are sure.
+        version = options.version or ("0" if options.python or options.command else PINNED)
+        for remark in old_flags.check(options.args, version):
+            yield f"pool.{position}.options.args", remark
+        for name in options.env:
+            if (remark_of := old_flags.check_variable(name)) is not None:
+                yield f"pool.{position}.options.env", remark_of
+
+
+def check(pools: Sequence[PoolSettings]) -> Iterator[Finding]:
+    """A problem for what the engine would end at; a note for what does nothing, or not for long."""
+    for setting, remark in remarks(pools):
+        harmless = remark.verdict is Verdict.DEPRECATED or setting.endswith(".env")
+        make = note if harmless else problem
+        yield make("settings", f"{setting}: {remark.text}", remark.advice)
