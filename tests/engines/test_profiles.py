@@ -226,6 +226,26 @@ def test_what_a_cpu_cannot_hold_names_the_engine_that_needs_less():
     assert "llama.cpp with Q8_0" in refused.value.hint
 
 
+def test_a_model_that_is_shared_out_among_gpus_needs_its_part_of_each():
+    seventy = replace(SEVEN_B, weights_bytes=30 * GIB, parameters=16_000_000_000)
+    with pytest.raises(ModelError):
+        plan(seventy, L4)
+    found = plan(seventy, L4, gpus=2)
+    assert found.memory.weights_bytes == 15 * GIB
+    assert found.memory.kv_token_bytes == SEVEN_B.kv_bytes_per_token("bfloat16") // 2
+
+
+def test_models_that_write_no_texts_get_no_flags_for_texts():
+    encoder = replace(ERNIE, architecture="BertModel", context_tokens=512)
+    long = replace(encoder, context_tokens=8192)
+    for model, hardware, preset in itertools.product((encoder, long), (L4, AVX2), PRESETS):
+        found = flags(plan(model, hardware, preset=preset))
+        assert "--enable-chunked-prefill" not in found
+        assert "--long-prefill-token-threshold" not in found
+        length = int(found.get("--max-model-len", model.context_tokens))
+        assert int(found.get("--max-num-batched-tokens", length)) >= length
+
+
 def test_what_the_tuner_left_is_a_preset(tmp_path):
     file = tuned_file(tmp_path, "Ernie 4.5/0.3B", "NVIDIA L4")
     assert file.name == "ernie-4.5-0.3b--nvidia-l4.json"

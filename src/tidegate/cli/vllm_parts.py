@@ -8,7 +8,7 @@ from tidegate import logs, machine, nvml
 from tidegate.cli.engines_plan import tuned_preset
 from tidegate.config import VllmOptions
 from tidegate.control.plan import ReplicaSpec
-from tidegate.engines import model_facts, plan_types, profiles, vllm_flags, vllm_program
+from tidegate.engines import model_facts, old_flags, plan_types, profiles, vllm_flags, vllm_program
 from tidegate.engines.base import ModelFiles
 from tidegate.engines.plan_presets import TUNED
 from tidegate.engines.process import Place
@@ -21,6 +21,7 @@ from tidegate.home import Home
 
 SEVERAL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
 """Flags of a replica that takes several GPUs, which it then finds itself."""
+SHARED_OUT = ("--tensor-parallel-size", "--pipeline-parallel-size")
 
 
 @dataclass
@@ -75,6 +76,7 @@ class VllmParts:
             preset=options.preset,
             wishes=wishes,
             tuned=tuned_preset(self.home, files.name, hardware) if options.preset == TUNED else None,
+            gpus=_shared_among(options.args),
         )
         env |= {one.name: one.value for one in plan.environment if one.value is not None}
         if options.threads is not None:
@@ -87,6 +89,15 @@ class VllmParts:
         return Flags(
             plan.argv(), env, profiles.engine_defaults(hardware)[1] if isinstance(hardware, plan_types.Gpu) else None
         )
+
+
+def _shared_among(arguments: Sequence[str]) -> int:
+    """How many GPUs one copy of the model is shared out among; several copies are whole each."""
+    count = 1
+    for one in old_flags.parse(arguments):
+        if one.flag is not None and one.flag.name in SHARED_OUT and one.values and one.values[0].isdigit():
+            count *= max(int(one.values[0]), 1)
+    return count
 
 
 def _gpu(gpu: Gpu) -> plan_types.Gpu:

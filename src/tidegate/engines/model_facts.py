@@ -15,6 +15,9 @@ DTYPE_BYTES: Final[Mapping[str, float]] = {"float32": 4, "bfloat16": 2, "float16
 WEIGHTS: Final = "*.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
+GENERATIVE: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""How architectures of models that write texts end."""
+
 ERNIE_CONFIG: Final[Mapping[str, Any]] = {
     "architectures": ["Ernie4_5ForCausalLM"],
     "head_dim": 128,
@@ -74,6 +77,11 @@ class ModelFacts:
         return not self.experts
 
     @property
+    def generates(self) -> bool:
+        """Whether it writes texts; others make embeddings or scores of whole ones."""
+        return self.architecture.endswith(GENERATIVE)
+
+    @property
     def kv_values_per_token(self) -> int:
         """Numbers a token leaves in the KV cache: keys and values of every head of every layer."""
         return self.layers * (self.latent_values or 2 * self.kv_heads * self.head_dim)
@@ -93,6 +101,16 @@ class ModelFacts:
             embedded = self.vocabulary * self.hidden
             return int(min(self.weights_bytes, self.parameters - embedded + 2 * embedded))
         return int(self.weights_bytes * DTYPE_BYTES[dtype] / DTYPE_BYTES[self.dtype])
+
+
+def spread(model: ModelFacts, gpus: int) -> ModelFacts:
+    """What each of `gpus` has of a model that is shared out among them (tensor or pipeline parallel)."""
+    return replace(
+        model,
+        weights_bytes=-(-model.weights_bytes // gpus),
+        parameters=-(-model.parameters // gpus),
+        kv_heads=max(1, model.kv_heads // gpus),
+    )
 
 
 def from_config(config: Mapping[str, Any], *, name: str, weights_bytes: int | None = None) -> ModelFacts:

@@ -30,7 +30,7 @@ def size_choices(wanted: Preset, sizes: Sizes, asked: Sizes, memory: MemorySum, 
         if sequences < asked.sequences:
             why = f"{asked.sequences:,} were wanted, too many for the cache; {why}"
         yield Choice("--max-num-seqs", str(sequences), why)
-    if wanted.batched_tokens is not None:
+    if wanted.batched_tokens is not None and (model.generates or sizes.batched_tokens >= context):
         yield Choice(
             "--max-num-batched-tokens",
             str(sizes.batched_tokens),
@@ -49,18 +49,18 @@ def share_choice(share: float, most: float, gpu: Gpu, wanted: Preset, wishes: Wi
     return Choice("--gpu-memory-utilization", f"{share:g}", why)
 
 
-def step_choices(wanted: Preset, sizes: Sizes) -> Iterator[Choice]:
+def step_choices(wanted: Preset, sizes: Sizes, model: ModelFacts) -> Iterator[Choice]:
     if wanted.block_tokens is not None:
         yield Choice(
             "--block-size", str(wanted.block_tokens), "tokens of a block: vLLM's own on GPUs, little is wasted"
         )
-    if wanted.long_prefill_tokens is not None:
+    if wanted.long_prefill_tokens is not None and model.generates:
         yield Choice(
             "--long-prefill-token-threshold",
             str(min(wanted.long_prefill_tokens, sizes.batched_tokens)),
             f"a long prompt takes no more of a step's {sizes.batched_tokens:,} tokens while others are there",
         )
-    if wanted.stream_interval is not None:
+    if wanted.stream_interval is not None and model.generates:
         yield Choice(
             "--stream-interval", str(wanted.stream_interval), "tokens sent together: less work for the API server"
         )
@@ -68,15 +68,20 @@ def step_choices(wanted: Preset, sizes: Sizes) -> Iterator[Choice]:
         yield Choice("--performance-mode", wanted.performance_mode, "CUDA graphs of every small batch size, unpadded")
 
 
+_OF_TEXTS: Final = (
+    Choice(
+        "--enable-chunked-prefill", None, "long prompts are computed in pieces, between the tokens of other answers"
+    ),
+    Choice("--enable-prefix-caching", None, "what conversations and system prompts begin with is computed once"),
+)
+
+
 def common(model: ModelFacts) -> tuple[Choice, ...]:
     renamed = RENAMED.get(model.architecture)
     override = json.dumps({"architectures": [renamed]}) if renamed else ""
     return (
         *((Choice("--hf-overrides", override, f"vLLM knows {model.architecture} as {renamed}"),) if renamed else ()),
-        Choice(
-            "--enable-chunked-prefill", None, "long prompts are computed in pieces, between the tokens of other answers"
-        ),
-        Choice("--enable-prefix-caching", None, "what conversations and system prompts begin with is computed once"),
+        *(_OF_TEXTS if model.generates else ()),
         Choice("--load-format", "safetensors", "never falls back to pickled weights, which can run code"),
         Choice("--scheduling-policy", "priority", "the gateway tells what is urgent; without that order is by arrival"),
     )

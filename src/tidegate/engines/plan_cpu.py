@@ -25,7 +25,11 @@ CPU_BLOCK: Final = 128
 SEQUENCES_PER_CORE, MOST_SEQUENCES = 4, 128
 CPU_CONTEXT: Final = 4096
 CPU_BATCHED: Final = 2048
-LONG_PREFILL: Final = 512
+LONG_PROMPTS: Final = Choice(
+    "--long-prefill-token-threshold",
+    "512",
+    "a long prompt takes no more of a step while others are there: prompts are slow on a CPU",
+)
 MEMORY_SHARE: Final = 0.8
 """Of what is available; the rest is for everything else on the machine."""
 MOST_KV_BYTES: Final = 16 * GIB
@@ -51,10 +55,12 @@ def vllm_plan(model: ModelFacts, cpu: Cpu, order: Order) -> Plan:
     native = bool(cpu.flags & BFLOAT16_FLAGS)
     dtype = "bfloat16" if native else "float32"
     value_bytes = 2 if native else 4
+    context = wishes.context_tokens or min(wanted.context_tokens or CPU_CONTEXT, model.context_tokens)
+    step = min(wanted.batched_tokens or CPU_BATCHED, CPU_BATCHED)
     sizes = Sizes(
-        context_tokens=wishes.context_tokens or min(wanted.context_tokens or CPU_CONTEXT, model.context_tokens),
+        context_tokens=context,
         sequences=wishes.sequences or min(wanted.sequences or MOST_SEQUENCES, SEQUENCES_PER_CORE * cpu.cores),
-        batched_tokens=min(wanted.batched_tokens or CPU_BATCHED, CPU_BATCHED),
+        batched_tokens=step if model.generates else max(step, context),  # without pieces a prompt is one step
         context_said=wishes.context_tokens is not None,
         sequences_said=wishes.sequences is not None,
     )
@@ -76,11 +82,7 @@ def vllm_plan(model: ModelFacts, cpu: Cpu, order: Order) -> Plan:
         Choice("--dtype", dtype, BFLOAT16_WHY if native else FLOAT32_WHY),
         *_vllm_sizes(found, kv_bytes, cpu),
         Choice("--block-size", str(CPU_BLOCK), "tokens of a block: what vLLM takes on CPUs"),
-        Choice(
-            "--long-prefill-token-threshold",
-            str(LONG_PREFILL),
-            "a long prompt takes no more of a step while others are there: prompts are slow on a CPU",
-        ),
+        *((LONG_PROMPTS,) if model.generates else ()),
         *(() if wanted.compiled_on_cpu else (Choice("--enforce-eager", None, EAGER_WHY),)),
         *plan_choices.common(model),
         plan_choices.backstop(found.sizes.sequences),

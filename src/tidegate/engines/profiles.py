@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tidegate.engines import plan_choices, plan_cpu, plan_memory, plan_upgrade
-from tidegate.engines.model_facts import FIRST_VERSION, RENAMED, ModelFacts
+from tidegate.engines.model_facts import FIRST_VERSION, RENAMED, ModelFacts, spread
 from tidegate.engines.plan_fit import Other, Sizes, fit
 from tidegate.engines.plan_memory import GIB, SMALLEST_CONTEXT, MemorySum, size
 from tidegate.engines.plan_presets import DEFAULT, TUNED, Preset, named
@@ -36,8 +36,10 @@ def plan(
     preset: str = DEFAULT,
     wishes: Wishes | None = None,
     tuned: Preset | None = None,
+    gpus: int = 1,
 ) -> Plan:
-    """How an engine is started; `auto` is vLLM on a GPU and llama.cpp without. `tuned` is what preset `tuned` stands for.
+    """How an engine is started; `auto` is vLLM on a GPU and llama.cpp without. `tuned` is what preset `tuned` stands for;
+    `gpus` share the model out among them, each like `hardware`.
 
     Raises ModelError for a model that cannot run there, with the arithmetic and the nearest that can, and SettingError for
     a preset or wish that the hardware or version does not have.
@@ -51,7 +53,7 @@ def plan(
     _check_version(model, version)
     if isinstance(hardware, Cpu):
         return plan_cpu.vllm_plan(model, hardware, order)
-    return _gpu_plan(model, hardware, order)
+    return _gpu_plan(spread(model, gpus), hardware, order)
 
 
 def _gpu_plan(model: ModelFacts, gpu: Gpu, order: Order) -> Plan:
@@ -89,7 +91,7 @@ def _gpu_plan(model: ModelFacts, gpu: Gpu, order: Order) -> Plan:
         *precision.choices,
         *plan_choices.size_choices(wanted, found.sizes, sizes, found.memory, model),
         plan_choices.share_choice(share, most, gpu, wanted, wishes),
-        *plan_choices.step_choices(wanted, found.sizes),
+        *plan_choices.step_choices(wanted, found.sizes, model),
         *plan_choices.common(model),
         plan_choices.backstop(found.sizes.sequences),
     )

@@ -13,7 +13,8 @@ READ_BYTES: Final = 256 << 10
 RECENT_S: Final = 24 * 3600.0
 """Older ends have been dealt with, or are not missed."""
 VLLM_MARKS: Final = ("vllm", "EngineCore", "APIServer", "torch")
-OTHER_LOGS: Final = frozenset({"tidegate.log", "access.log"})
+OTHER_LOGS: Final = ("tidegate", "access", "gateway", "chat.", "install-")
+"""How the names of logs begin that are no engine's."""
 LONG_LINE: Final = 160
 
 
@@ -35,7 +36,7 @@ def gather(logs: Path, now_s: float | None = None) -> tuple[LogFacts, ...]:
     now = time.time() if now_s is None else now_s
     found = []
     for file in sorted(logs.glob("*.log")) if logs.is_dir() else ():
-        if file.name in OTHER_LOGS:
+        if file.name.startswith(OTHER_LOGS):
             continue
         try:
             if now - file.stat().st_mtime > RECENT_S:
