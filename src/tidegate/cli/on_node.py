@@ -6,7 +6,6 @@ time; and ends the engine when it is told to (SIGTERM) or when its input ends, w
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -100,7 +99,7 @@ async def run(job: Job, engine: Engine, home: Home) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leaving.set)
     loop.add_reader(sys.stdin.fileno(), lambda: _input_ended(leaving))
-    living = loop.create_task(live(job, engine))
+    living = loop.create_task(live(engine))
     asked = loop.create_task(leaving.wait())
     await asyncio.wait({living, asked}, return_when=asyncio.FIRST_COMPLETED)
     told = not living.done()
@@ -123,7 +122,7 @@ def _input_ended(leaving: asyncio.Event) -> None:
         leaving.set()
 
 
-async def live(job: Job, engine: Engine) -> Ended:
+async def live(engine: Engine) -> Ended:
     """Start the engine, say that it is ready, wait for its end."""
     try:
         await engine.start()
@@ -134,7 +133,7 @@ async def live(job: Job, engine: Engine) -> Ended:
         tail = error.log_tail if isinstance(error, EngineStartError) else ()
         cause = (error.cause if isinstance(error, EngineStartError) else "") or str(error)
         return Ended(cause, tuple(tail))
-    say(Ready(engine.url, engine.api_key, engine.dialect, dataclasses.replace(facts)))
+    say(Ready(engine.url, engine.api_key, engine.dialect, facts))
     assert engine.child is not None  # noqa: S101 - it was started by `spawn`
     status = await engine.child.wait()
     return Ended("the engine ended", status=status)

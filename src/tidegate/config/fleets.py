@@ -30,7 +30,7 @@ class RaySettings(Section):
     for the cluster that this machine is a part of."""
     connect_timeout_s: float = Field(15.0, gt=0)
     """Longest wait for the cluster to answer at the start."""
-    lost_after_s: float = Field(10.0, ge=1)
+    lost_after_s: float = Field(5.0, ge=1)
     """How long a replica's node may be silent until another one is placed for it."""
     orphan_after_s: float = Field(86_400.0, ge=0)
     """How long replicas live on without a control that looks after them; 0 for ever."""
