@@ -13,6 +13,7 @@ from tidegate.control.doctor.findings import Finding, note, ok, problem, size
 from tidegate.engines import model_facts
 from tidegate.engines.model_facts import FIRST_VERSION, INDEX, RENAMED
 from tidegate.engines.vllm_flags import PINNED, known, release
+from tidegate.errors import ModelError
 
 GIT_POINTER: Final = b"version https://git-lfs"
 MOST_HEADER_BYTES: Final = 100 << 20
@@ -108,7 +109,7 @@ def _config(facts: FolderFacts, version: str) -> Iterator[Finding]:
         yield _unknown(name, architecture, version, brings_code="auto_map" in facts.config)
     try:
         model_facts.from_config(facts.config, name=name)
-    except model_facts.ModelError as error:
+    except ModelError as error:
         yield problem("model", str(error), error.hint or PULL)
 
 
