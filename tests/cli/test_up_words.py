@@ -174,7 +174,7 @@ def test_a_gpu_is_told_with_the_command_that_makes_use_of_it():
         assert "NVIDIA A10" in sentence
         assert "24 GiB" in sentence
         assert "550.54" in sentence
-        assert sentence.endswith("pip install vllm")
+        assert sentence.endswith("tidegate engines install vllm")
 
 
 def test_the_lan_key_stays_the_same_until_it_is_revoked(tmp_path):

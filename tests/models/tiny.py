@@ -138,6 +138,7 @@ def write_ernie(folder, *, tokenizer="json", dtype="float32", seed=0, rename=lam
         vocabulary = tokenizer.get_vocab_size()
     else:
         vocabulary = write_byte_level(folder) if tokenizer == "json" else write_sentencepiece(folder)
+    vocabulary = config.get("vocab_size", vocabulary)
     settings = CONFIG | {"vocab_size": vocabulary} | config
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_settings()))

@@ -28,6 +28,7 @@ COMMANDS = {
     "usage": "requests and tokens used, by tenant, class, model and day",
     "models": "list, pull, verify and remove models",
     "engines": "install, list and remove engines",
+    "bundle": "pack wheels and models for a machine without a network",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",
 }

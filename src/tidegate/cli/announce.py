@@ -76,19 +76,19 @@ def curl(api: str, model: str, question: str, key: str, *, own: bool = False) ->
 def gpu_sentence(facts: GpuFacts, engines: Sequence[str], language: Language) -> str:
     """What was found and the one command that makes use of it; empty without a GPU, or where other engines serve."""
     gpus = facts.usable
-    if not gpus or any(engine == "external" for engine in engines):
+    if not gpus or not set(engines).isdisjoint({"external", "vllm"}):
         return ""
     gpu = gpus[0]
     memory = f"{gpu.memory_bytes / 1024**3:.0f} GiB, " if gpu.memory_bytes else ""
     if language == "zh":
         return (
             f"发现 {len(gpus)} 块 GPU：{gpu.name}（{memory}驱动 {facts.driver}）。目前由 CPU 回答；"
-            f"要使用 GPU，请安装 vLLM，启动后用 tidegate up --engine URL 接入：{VLLM_COMMAND}"
+            f"要使用 GPU，请停止后安装 vLLM，再次启动即由 GPU 回答：{VLLM_COMMAND}"
         )
     count = "a GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     return (
         f"Found {count}: {gpu.name} ({memory}driver {facts.driver}). The CPU answers for now; "
-        f"vLLM would use it; start it and give its URL to `tidegate up --engine`: {VLLM_COMMAND}"
+        f"with vLLM the GPU does, from the next start on: {VLLM_COMMAND}"
     )
 
 

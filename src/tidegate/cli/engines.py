@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from tidegate.cli.engines_plan import add_plan
-from tidegate.cli.say import say
 from tidegate.config import EnginesSettings, Settings, find_file, load
 from tidegate.engines import environments
 from tidegate.engines.vllm_releases import DEFAULT, VERSION, Kind, Release
@@ -43,7 +42,7 @@ def install(  # noqa: PLR0917 - typer reads flags, which have no position
         home,
         settings.engines,
         version=release,
-        kind=_kind(cpu=cpu, cuda=cuda),
+        kind=kind_of(cpu=cpu, cuda=cuda),
         bundle=bundle,
         pip_args=tuple(pip_arg or ()),
         python=python,
@@ -64,23 +63,34 @@ def install_vllm(
     pinned: bool = True,
 ) -> environments.Environment:
     """An environment with vLLM, for what is found on this machine where no `kind` is given. Raises OperatorError."""
+    from tidegate import bundle as bundles
+    from tidegate.engines import wheelhouse
     from tidegate.engines.install import Wish, install
 
+    def put(release: Release, wheels: Path | None) -> environments.Environment:
+        wish = Wish(
+            release,
+            pip_args=(*settings.pip_args, *pip_args),
+            python=str(python or settings.python or sys.executable),
+            wheels=wheels,
+            pinned=pinned and wheels is None,
+        )
+        return install(home.engines, wish, log=home.logs / f"install-{release.name}.log", say=_tell)
+
+    if bundle is not None:
+        with wheelhouse.unpacked(bundle, bundles.read(bundle), home.engines, _tell) as (release, wheels):
+            if version not in {"", release.version} or kind not in {None, release.kind}:
+                raise OperatorError(
+                    f"{bundle} holds vLLM {release.version} ({release.kind}), and another one is asked for"
+                )
+            return put(release, wheels)
     if version and not VERSION.fullmatch(version):
         raise OperatorError(f"--version: {version!r} is no version", hint=f"as in --version {DEFAULT}")
     if kind is None:
         kind = found_kind()
         hardware = "the GPU of this machine" if kind == "cuda" else "the processor: no usable NVIDIA GPU was found"
-        say(f"vLLM for {hardware}")
-    wish = Wish(
-        Release(version or DEFAULT, kind),
-        pip_args=(*settings.pip_args, *pip_args),
-        python=str(python or settings.python or sys.executable),
-        pinned=pinned,
-    )
-    log = home.logs / f"install-{wish.release.name}.log"
-    del bundle
-    return install(home.engines, wish, log=log, say=_tell)
+        _tell(f"vLLM for {hardware}")
+    return put(Release(version or DEFAULT, kind), None)
 
 
 def found_kind() -> Kind:
@@ -140,7 +150,8 @@ def folder_and_settings() -> tuple[Home, Settings]:
     return find_home(settings.store.home), settings
 
 
-def _kind(*, cpu: bool, cuda: bool) -> Kind | None:
+def kind_of(*, cpu: bool, cuda: bool) -> Kind | None:
+    """What the flags say; None for what is found. Raises SettingError."""
     if cpu and cuda:
         raise SettingError("--cpu", "and --cuda exclude each other")
     return "cpu" if cpu else "cuda" if cuda else None

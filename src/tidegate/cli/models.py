@@ -40,11 +40,22 @@ def list_models() -> None:
 
 @app.command()
 def pull(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="A name of `tidegate models list`, ORG/NAME of a hub, or demo.")] = "",
     quantisation: QuantisationOption = "auto",
     form: FormatOption = "gguf",
+    bundle: Annotated[
+        Path | None, typer.Option("--from", help="A file of `tidegate bundle`; without a name all of its models.")
+    ] = None,
 ) -> None:
     """Get a model, or its newest files; its path goes to stdout."""
+    if bundle is not None:
+        from tidegate.cli.bundle import take_models
+
+        for model in take_models(bundle, data_folder().models, name):
+            print(model.path)
+        return
+    if not name:
+        raise ModelError("the name of a model is missing", hint=_names_to_pull())
     import stamina.instrumentation
 
     from tidegate import config

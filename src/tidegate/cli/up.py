@@ -16,7 +16,9 @@ import typer
 import uvloop
 
 from tidegate import __version__, logs
+from tidegate.cli import own_engines
 from tidegate.cli.announce import announce, gpu_sentence
+from tidegate.cli.own_engines import Own
 from tidegate.cli.parts import Store, in_thread, make_parts
 from tidegate.cli.say import say
 from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
@@ -41,7 +43,10 @@ Port = Annotated[int | None, typer.Option(min=0, max=65_535)]
 @app.command()
 def up(  # noqa: PLR0917 - typer reads flags, which have no position
     model: Annotated[str | None, typer.Option(help="auto, demo, a name, ORG/NAME of a hub, or a path.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs already; repeatable.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm (installed where it is not), llamacpp, or the URL of an engine that runs; repeatable."),
+    ] = None,
     api_port: Port = None,
     admin_port: Port = None,
     chat_port: Port = None,
@@ -50,18 +55,23 @@ def up(  # noqa: PLR0917 - typer reads flags, which have no position
     allow_anonymous: Annotated[
         bool, typer.Option("--allow-anonymous", help="Listen on more than this machine without a key.")
     ] = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--from", help="A file of `tidegate bundle`, for a machine without a network.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
 ) -> None:
     """Start everything on this machine: the API, the chat page, the engines."""
     home = find_home()
     file = find_file(config, home.path)
+    own = asked = own_engines.asked(engine or [])
 
     def read_settings() -> Settings:
         base = load(file)
         flags = flags_of(
             base,
             model=model,
-            engines=engine or [],
+            own=own,
+            engines=[] if asked else engine or [],
             ports={"gateway": api_port, "admin": admin_port, "chat": chat_port},
             lan=lan,
             chat=chat,
@@ -77,6 +87,13 @@ def up(  # noqa: PLR0917 - typer reads flags, which have no position
     try:
         logs.configure(settings.log, file=home.logs / "tidegate.log", terminal=True)
         try:
+            if bundle is not None:
+                own_engines.unpack(bundle, settings, home)
+            if asked is not None:
+                own_engines.prepare(asked, settings, home, bundle)
+            elif not engine:
+                own = own_engines.fitting(load(file), model, home)
+                settings = read_settings()
             code = _run(settings, home, read_settings, lan=lan)
         finally:
             logs.close()
@@ -91,11 +108,15 @@ def flags_of(
     model: str | None,
     engines: list[str],
     ports: dict[str, int | None],
+    own: Own | None = None,
     lan: bool,
     chat: bool,
     allow_anonymous: bool,
 ) -> dict[str, Any]:
-    """What the flags mean as settings, nested like the settings file. `base` is the settings without them."""
+    """What the flags mean as settings, nested like the settings file. `base` is the settings without them.
+
+    `own` is the engine of ours that is to serve, where that is said or follows from the machine; `engines` are URLs.
+    """
     flags: dict[str, Any] = {}
     for section, port in ports.items():
         host, held = split_address(getattr(base, section).listen)
@@ -114,6 +135,8 @@ def flags_of(
         held_options = [pool.options for pool in base.pool if pool.engine == "llamacpp"]
         flags["model"] = [{"name": "auto", "source": model}]
         flags["pool"] = [{"name": "default", "model": "auto", "options": held_options[0] if held_options else {}}]
+    if own is not None:
+        flags["pool"] = own_engines.pools(own, base, model)
     if engines:
         name = base.model[0].name if base.model else "auto"
         flags["pool"] = [{"name": "default", "model": name, "engine": "external", "urls": engines}]

@@ -55,7 +55,7 @@ def install(engines: Path, wish: Wish, *, log: Path, say: Callable[[str], None])
     """
     engines.mkdir(mode=0o700, parents=True, exist_ok=True)
     release, folder = wish.release, engines / wish.release.name
-    with _locked(engines) as lock:
+    with lock_folder(engines) as lock:
         held = environments.find(engines, release.version)
         if held is not None:
             if held.made.kind != release.kind:
@@ -65,7 +65,7 @@ def install(engines: Path, wish: Wish, *, log: Path, say: Callable[[str], None])
                 )
             say(f"vLLM {release.version} ({held.made.kind}) is installed: {held.folder}")
             return held
-        _check_python(wish)
+        check_python(wish)
         _check_room(engines, folder, DISK_BYTES[release.kind], f"vLLM {release.version} ({release.kind})")
         if folder.exists():
             say(f"{folder} is half an installation; it is made anew")
@@ -173,7 +173,8 @@ def preload(folder: Path, kind: Kind) -> dict[str, str]:
     return {"LD_PRELOAD": there} if there else {}
 
 
-def _check_python(wish: Wish) -> None:
+def check_python(wish: Wish) -> None:
+    """Raises OperatorError unless the release has wheels for the Python that is wished for."""
     ran = subprocess.run(
         [wish.python, "-c", "import sys; print(*sys.version_info[:2])"],
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
@@ -200,7 +201,8 @@ def _check_room(engines: Path, folder: Path, needed: int, what: str) -> None:
 
 
 @contextmanager
-def _locked(engines: Path) -> Iterator[int]:
+def lock_folder(engines: Path) -> Iterator[int]:
+    """The sole right to install into a folder, as a descriptor that pip inherits. Raises OperatorError."""
     descriptor = os.open(engines / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

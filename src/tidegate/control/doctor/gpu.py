@@ -11,8 +11,8 @@ from tidegate.gpus import Fault, Gpu
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI classes of VGA and 3D controllers."""
-VLLM_COMMAND = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"
-INSTALL_VLLM = f"`{VLLM_COMMAND}` installs the engine for it; start it, and give its URL to `tidegate up --engine`"
+VLLM_COMMAND = "tidegate engines install vllm"
+INSTALL_VLLM = f"`{VLLM_COMMAND}` installs the engine for it, and `tidegate up` then uses it"
 
 
 @dataclass(frozen=True)
