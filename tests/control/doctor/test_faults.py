@@ -12,6 +12,7 @@ from tidegate.control.doctor import faults_gpu, faults_logs, faults_model, fault
 from tidegate.control.doctor.faults_gpu import Holder
 from tidegate.control.doctor.findings import Level
 from tidegate.engines.model_facts import ERNIE_CONFIG, from_config
+from tidegate.errors import SettingError
 from tidegate.gpus import Gpu
 
 GIB = 1 << 30
@@ -244,3 +245,12 @@ def test_flags_of_the_settings_that_do_not_exist_are_found():
     assert [one.level for one in found] == [Level.PROBLEM, Level.NOTE, Level.NOTE]
     assert found[0].text.startswith("pool.1.options.args: --disable-log-requests no longer exists")
     assert "VLLM_USE_V1" in found[2].text
+
+
+def test_settings_with_such_flags_or_without_such_a_preset_are_refused():
+    with pytest.raises(SettingError, match=r"pool\.2\.options\.args: --disable-log-requests no longer exists"):
+        faults_settings.refuse(pools({"args": ["--disable-cascade-attn"]}, {"args": ["--disable-log-requests"]}))
+    with pytest.raises(SettingError, match=r"pool\.1\.options\.preset: there is no 'turbo'") as refused:
+        faults_settings.refuse(pools({"preset": "turbo"}))
+    assert "production" in refused.value.hint
+    faults_settings.refuse(pools({"preset": "tuned", "env": {"VLLM_USE_V1": "1"}}))

@@ -7,7 +7,11 @@ from tidegate.config.sections import PoolSettings
 from tidegate.control.doctor.findings import Finding, note, problem
 from tidegate.engines import old_flags
 from tidegate.engines.old_flags import Remark, Verdict
+from tidegate.engines.plan_presets import PRESETS, TUNED
 from tidegate.engines.vllm_flags import PINNED
+from tidegate.errors import SettingError
+
+ANY_VERSION = "0"
 
 
 def remarks(pools: Sequence[PoolSettings]) -> Iterator[tuple[str, Remark]]:
@@ -17,12 +21,24 @@ def remarks(pools: Sequence[PoolSettings]) -> Iterator[tuple[str, Remark]]:
         if not isinstance(options, VllmOptions):
             continue
         # Another program than the one installed here may be of any version: there only another engine's flags are sure.
-        version = options.version or ("0" if options.python or options.command else PINNED)
+        version = options.version or (ANY_VERSION if options.python or options.command else PINNED)
         for remark in old_flags.check(options.args, version):
             yield f"pool.{position}.options.args", remark
         for name in options.env:
             if (remark_of := old_flags.check_variable(name)) is not None:
                 yield f"pool.{position}.options.env", remark_of
+
+
+def refuse(pools: Sequence[PoolSettings]) -> None:
+    """Raise SettingError for what this vLLM would end at, and for a preset that there is not."""
+    for position, pool in enumerate(pools, 1):
+        options = pool.engine_options()
+        if isinstance(options, VllmOptions) and options.preset != TUNED and options.preset not in PRESETS:
+            hint = f"there are {', '.join(PRESETS)} and {TUNED}"
+            raise SettingError(f"pool.{position}.options.preset", f"there is no {options.preset!r}", hint=hint)
+    for setting, remark in remarks(pools):
+        if remark.verdict is not Verdict.DEPRECATED and setting.endswith(".args"):
+            raise SettingError(setting, remark.text, hint=remark.advice)
 
 
 def check(pools: Sequence[PoolSettings]) -> Iterator[Finding]:
