@@ -128,3 +128,17 @@ def test_a_certificate_that_is_not_there_is_pointed_out(tidegate):
     for name in ("c.pem", "k.pem"):
         (tidegate.here / name).write_text("no certificate\n")
     assert f"{tidegate.here}/c.pem and {tidegate.here}/k.pem cannot be used" in tidegate("check-config").stdout
+
+
+def test_a_flag_that_the_engine_does_not_have_is_said_before_anything_starts(tidegate):
+    pool = "[[pool]]\nname = 'big'\nmodel = 'ernie-4.5-0.3b'\nengine = 'vllm'\n[pool.options]\n"
+    (tidegate.here / "tidegate.toml").write_text(f"{pool}args = ['--chunked-prefill-size', '512']\n")
+    for command in ("check-config", "up"):
+        ran = tidegate(command)
+        assert ran.returncode == 2
+        assert "pool.1.options.args: --chunked-prefill-size is SGLang's, not vLLM's" in ran.stderr
+        assert "use --max-num-batched-tokens" in ran.stderr
+    (tidegate.here / "tidegate.toml").write_text(f"{pool}preset = 'turbo'\n")
+    assert "pool.1.options.preset: there is no 'turbo'" in tidegate("check-config").stderr
+    (tidegate.here / "tidegate.toml").write_text(f"{pool}args = ['--disable-cascade-attn']\n")
+    assert "pool.1.options.args: --disable-cascade-attn is deprecated" in tidegate("check-config").stdout

@@ -35,6 +35,7 @@ def check_config(
         return
     try:
         explained = explain(find_file(file, find_home().path))
+        faults_settings.refuse(explained.settings.pool)
     except SettingError as error:
         if not as_json:
             raise

@@ -23,7 +23,7 @@ from tidegate.cli.parts import Store, in_thread, make_parts
 from tidegate.cli.say import say
 from tidegate.config import Settings, find_file, is_loopback, load, split_address, terminal_language
 from tidegate.control.control import Control
-from tidegate.control.doctor import gpu
+from tidegate.control.doctor import faults_settings, gpu
 from tidegate.control.keeper import World
 from tidegate.control.state import Lock
 from tidegate.errors import SettingError
@@ -77,7 +77,9 @@ def up(  # noqa: PLR0917 - typer reads flags, which have no position
             chat=chat,
             allow_anonymous=allow_anonymous,
         )
-        return load(file, flags)
+        found = load(file, flags)
+        faults_settings.refuse(found.pool)
+        return found
 
     settings = read_settings()
     if settings.store.home is not None:
