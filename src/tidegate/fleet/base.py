@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidegate.config import RaySettings
 from tidegate.engines.base import Child, Engine, EngineFacts, ModelFiles
 from tidegate.types import DialectName
 
@@ -43,7 +44,7 @@ class Adopted:
 class Fleet(Protocol):
     """Places replicas elsewhere."""
 
-    async def open(self) -> None:
+    async def open(self, settings: RaySettings) -> None:
         """Reach it. Raises OperatorError, before anything is started."""
 
     def engine(self, order: Order) -> Engine:

@@ -30,6 +30,8 @@ class ProcessStat:
     parent: int
     session: int
     started: int
+    cpu_ticks: int
+    """Of user and system time, without its children's."""
 
     @property
     def alive(self) -> bool:
@@ -44,7 +46,13 @@ def read_stat(pid: int) -> ProcessStat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
-    return ProcessStat(state=fields[0], parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
+    return ProcessStat(
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+    )
 
 
 def process_id(pid: int) -> ProcessId:
@@ -73,8 +81,30 @@ def memory_bytes(process: ProcessId) -> int | None:
     return total
 
 
+def cpu_s(process: ProcessId) -> float | None:
+    """CPU time that a process and everything in its session have used; None if it is gone."""
+    if not is_alive(process):
+        return None
+    ticks = sum(stat.cpu_ticks for _, stat in _processes() if stat.session == process.pid)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def read_bytes(process: ProcessId) -> int | None:
+    """Bytes that a process and everything in its session have read from disks; None where that is not told."""
+    if not is_alive(process):
+        return None
+    told = []
+    for pid in {process.pid, *_session(process.pid)}:
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+            told.append(int(next(line for line in lines if line.startswith("read_bytes:")).partition(":")[2]))
+    return sum(told) if told else None
+
+
 class LocalChild:
     """A process of this machine (see `tidegate.engines.base.Child`)."""
+
+    why = ""
 
     def __init__(self, process: ProcessId, pidfd: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self.id = process

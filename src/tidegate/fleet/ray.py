@@ -70,8 +70,7 @@ class RayChild:
 
     def __init__(self, fleet: "RayFleet", life: str) -> None:
         self.life = life
-        self.cause = ""
-        """Why it ended."""
+        self.why = ""
         self._fleet = fleet
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -137,13 +136,13 @@ class RayFleet:
 
     def __init__(
         self,
-        settings: RaySettings,
         home: Home,
         *,
         environ: Mapping[str, str],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        self._settings, self._home, self._environ, self._log = settings, home, environ, log
+        self._settings = RaySettings()
+        self._home, self._environ, self._log = home, environ, log
         self._process: Process | None = None
         self._children: dict[str, RayChild] = {}
         self._orders: dict[str, Place] = {}
@@ -151,8 +150,9 @@ class RayFleet:
         self._placed = self._load()
         self._keeping: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def open(self, settings: RaySettings) -> None:
         """Start the bridge. Raises OperatorError that says why the cluster cannot be used."""
+        self._settings = settings
         answer = await self._connect()
         if isinstance(answer, Refused):
             raise OperatorError(answer.why, hint=answer.hint)
@@ -298,7 +298,7 @@ class RayFleet:
         if isinstance(heard.said, Ready) and not child.ready.done():
             child.ready.set_result(heard.said)
         elif isinstance(heard.said, Ended) and not child.ended.done():
-            child.cause = heard.said.cause
+            child.why = heard.said.cause
             child.ended.set_result(heard.said)
 
     def _told(self, answer: Connected) -> None:
