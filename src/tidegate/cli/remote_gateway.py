@@ -28,7 +28,7 @@ from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.control_client import ControlClient, ControlUrl, read_token, trust
 from tidegate.gateway.process import run
-from tidegate.gateway.remote_link import UNUSABLE, Here, RemoteLink, for_this_host, tell_out_of_reach, unusable
+from tidegate.gateway.remote_link import UNUSABLE, Here, RemoteLink, for_this_host, unusable
 from tidegate.home import Home, find_home, write_private
 from tidegate.http.tls import server_context
 from tidegate.nvml import Watch
@@ -68,8 +68,7 @@ def serve_remote(settings: Settings, control: Place, open_access_log: Callable[[
         address = ports.address_of(listening)
         remote = msgspec.structs.replace(remote, hello=msgspec.structs.replace(hello, listen=address))
         _say_how_it_is(settings, control, address, first, same_host=same_host, tls=tls is not None)
-        first, out_of_reach = for_this_host(first, here, same_host=same_host)
-        tell_out_of_reach(out_of_reach)
+        first, _ = for_this_host(first, here, same_host=same_host)
         access_log = open_access_log(home)
         make = partial(_make, first, split_address(section.listen)[0], hello.process, access_log)
         beside = partial(_follow, home=home, make_client=make_client, remote=remote, here=here)

@@ -167,7 +167,7 @@ class RemoteLink:
         self._last = ours
         if out_of_reach != self._out_of_reach:
             self._out_of_reach = out_of_reach
-            tell_out_of_reach(out_of_reach)
+            _tell_out_of_reach(out_of_reach)
 
     async def _send_reports(self) -> None:
         """Every second; one more when the end has come."""
@@ -197,7 +197,7 @@ class RemoteLink:
             logs.get().warning("control is away; serving on with its last word", cause=cause)
 
 
-def tell_out_of_reach(replicas: tuple[str, ...]) -> None:
+def _tell_out_of_reach(replicas: tuple[str, ...]) -> None:
     """Say which engines only control's own host can ask."""
     if replicas:
         logs.get().warning(
