@@ -55,7 +55,7 @@ def test_without_a_model_the_choice_is_left_to_up(tmp_path, gpu):
     text = init.render(init.Found("2 cores", LISTEN, gpu=gpu))
     settings = read(tmp_path, text)
     assert settings.model == settings.pool == ()
-    assert ("pip install vllm" in text) is gpu
+    assert ("tidegate engines install vllm" in text) is gpu
 
 
 def test_a_model_that_is_here_is_served(tmp_path):

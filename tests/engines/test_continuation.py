@@ -121,3 +121,13 @@ async def test_a_close_choice_that_turned_once_gets_a_second_say(scripted):
         return words(rest, tokens)
 
     assert await continues(await scripted(say), "", DialectName.VLLM, "m")
+
+
+async def test_tokens_that_come_joined_in_one_event_are_no_difference(scripted):
+    """Then more is asked for than is left, and what is left has to be its beginning."""
+
+    def joined(path, rest, tokens):
+        said = words(rest, tokens)
+        return ["".join(said[at : at + 4]) for at in range(0, len(said), 4)]
+
+    assert await continues(await scripted(joined), "", DialectName.VLLM, "fake")

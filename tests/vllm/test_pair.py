@@ -17,6 +17,7 @@ from plain_ernie import POSITIONS, PRINTABLE, token_id, write_plain_ernie
 
 from tidegate.control.state import AdminAddress, Records
 from tidegate.control.steering import Top
+from tidegate.types import ReplicaState
 
 pytestmark = pytest.mark.timeout(330)
 
@@ -226,14 +227,17 @@ def test_a_replica_killed_in_mid_stream_is_gone_on_from_and_comes_back(pair):
                 os.kill(pids[replica], signal.SIGKILL)
     assert len(pieces) > 100
     assert "".join(pieces) == whole
-    dead = next(one for one in pair.site.status().replicas if one.id == replica)
-    assert dead.restarts == 1
-    pair.up.until(lambda: pair.site.status().ready and pair.site.pids()[replica] not in {pids[replica], None}, START_S)
+    up, site = pair.up, pair.site
+    up.until(lambda: _of(site, replica).restarts == 1)
+    back = up.until(lambda: _of(site, replica) if _of(site, replica).state is ReplicaState.READY else None, START_S)
+    assert back.pid not in {pids[replica], None}
     with pair.engine(replica) as engine:
-        assert (
-            engine.post("/v1/chat/completions", json=pair.body()).json()["choices"][0]["message"]["content"]
-            == pair.text()
-        )
+        said = engine.post("/v1/chat/completions", json=pair.body()).json()["choices"][0]["message"]["content"]
+    assert said == pair.text()
+
+
+def _of(site, replica):
+    return next(one for one in site.status().replicas if one.id == replica)
 
 
 def test_everything_ends_with_ctrl_c(pair):
