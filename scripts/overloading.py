@@ -119,7 +119,10 @@ class Bench:
             recovered = steps.recovery_s(rows, down_s, target_s)
             self.steps[name] = {"seconds": rows, "recovery_s": recovered, "samples": vars(samples)}
             within = "not before the end" if recovered is None else f"within {recovered:.0f} s"
-            print(f"{name}: in time again {within}; {sum(o.fault for o in outcomes)} faults")
+            after = sum(o.refused and o.kind == "interactive" and o.at_s >= down_s for o in outcomes)
+            print(
+                f"{name}: in time again {within}, {after} interactive refused since; {sum(o.fault for o in outcomes)} faults"
+            )
             if self.asked.come_again:
                 print(*(steps.returns(outcomes, kind, down_s) for kind in fronts.MIX), sep="\n")
             for replica, limits in samples.limits.items():
@@ -245,11 +248,11 @@ def draw_steps(file: Path, found: Mapping[str, Row], target_s: float, note: str)
         counts = [Series("came", came, colour="#868e96"), Series("refused at once", refused, colour="#c2255c")]
         panels.append(Panel("interactive requests a second before tidegate", "", counts, shaded=shaded))
         limits = [
-            Series(f"{what} {replica}", list(zip(samples["at_s"], values, strict=False)), steps=True)
-            for what, kept in (("limit", samples["limits"]), ("in flight", samples["running"]))
+            Series(f"{what} {replica.rpartition('-')[2]}", list(zip(samples["at_s"], values, strict=False)), steps=True)
+            for what, kept in (("limit", samples["limits"]), ("has", samples["running"]))
             for replica, values in kept.items()
         ]
-        panels.append(Panel("tidegate's limits, and requests in flight", "", limits, shaded=shaded))
+        panels.append(Panel("tidegate: limit and requests of each replica", "", limits, shaded=shaded))
     draw(
         file, "A step of the load: 0.5, 3 and 0.5 times what two engines can serve", panels, note=note, across="seconds"
     )
@@ -313,8 +316,9 @@ def main() -> None:
             *map(bench.line, medians(rows)),
             sep="\n",
         )
+    note = f"{when}, {processor()}, {os.cpu_count()} cores, {nginx_version()}"
     if asked.svg and asked.step:
-        draw_steps(asked.svg, bench.steps, asked.target_ms / 1e3, when)
+        draw_steps(asked.svg, bench.steps, asked.target_ms / 1e3, note)
     elif asked.svg and not asked.long:
         engines = "llama.cpp engines with SmolLM2-135M" if asked.real else "engines with continuous batching"
         draw_loads(

@@ -86,6 +86,9 @@ def nginx(folder: Path, engines: Sequence[Program], key_file: Path | None = None
     work.mkdir(exist_ok=True)
     servers = " ".join(f"server 127.0.0.1:{engine.port} max_fails=0;" for engine in engines)
     key = f'proxy_set_header Authorization "Bearer {key_file.read_text().strip()}";' if key_file else ""
+    keeps = (
+        not key_file
+    )  # llama.cpp closes kept connections when it likes, and nginx answers 502 to who comes at that moment
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     (work / "nginx.conf").write_text(f"""
 daemon off; worker_processes 1; worker_rlimit_nofile 20000;
@@ -95,11 +98,11 @@ events {{ worker_connections 9000; }}
 http {{
   access_log off; client_body_buffer_size 1m;
   {" ".join(f"{kind}_temp_path {work}/{kind};" for kind in kinds)}
-  upstream engines {{ least_conn; {servers} keepalive 512; }}
+  upstream engines {{ least_conn; {servers} {"keepalive 512;" if keeps else ""} }}
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location / {{
-      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; {key}
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "{"" if keeps else "close"}"; {key}
       proxy_buffering off; proxy_read_timeout 600s;
     }}
   }}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-WIDTH, PANEL, GAP = 760, 190, 52
-LEFT, RIGHT, TOP = 76, 16, 60
+WIDTH, PANEL, GAP = 760, 190, 56
+LEFT, RIGHT, TOP = 76, 16, 76
 COLOURS = {"tidegate": "#0b7285", "nginx": "#e8590c", "direct": "#868e96"}
 MORE_COLOURS = ("#5f3dc4", "#2b8a3e", "#c2255c", "#1971c2")
 INK, GRID = "#212529", "#dee2e6"
@@ -112,7 +112,7 @@ def _frame(panel: Panel, top: float, height: Callable[[float], float], ticks: Se
 def _legend(names: Sequence[tuple[str, str]], top: float) -> list[str]:
     parts, x = [], float(WIDTH - RIGHT)
     for name, paint in reversed(names):
-        x -= 7 * len(name) + 24
+        x -= 6.5 * len(name) + 24
         parts += [
             f'<rect x="{x:.1f}" y="{top - 17:.1f}" width="10" height="10" fill="{paint}"/>',
             _text(x + 14, top - 8, name),

@@ -59,14 +59,11 @@ def per_second(outcomes: Sequence[Outcome], seconds: float) -> list[dict[str, fl
 
 
 def recovery_s(rows: Sequence[dict[str, float | None]], down_s: float, target_s: float) -> float | None:
-    """Seconds after the load has fallen from which on every second is in time, with nobody refused; None: never."""
-    late = [
-        row["second"] or 0.0
-        for row in rows
-        if (row["second"] or 0.0) >= down_s and ((row["first_p99_s"] or 0.0) > target_s or row["refused"])
-    ]
-    after = max(late) + 1 - down_s if late else 0.0
-    return after if down_s + after < len(rows) else None
+    """Seconds after the load has fallen from which on every second is in time; None: never."""
+    after = [row["first_p99_s"] or 0.0 for row in rows[int(down_s) :]]
+    late = [number for number, first_s in enumerate(after) if first_s > target_s]
+    recovered = late[-1] + 1 if late else 0
+    return float(recovered) if recovered < len(after) else None
 
 
 def returns(outcomes: Sequence[Outcome], kind: str, down_s: float) -> str:
