@@ -1,7 +1,7 @@
 """A small gateway for tests of control: speaks its channel, and answers every HTTP request with what it knows.
 
 `python peer.py --control PATH --listen-fd N`. `/hold?FOLDER` makes the file `held` there, and answers once there is a
-file `release`. On SIGTERM or SIGUSR1 it stops listening, finishes what it has, and ends.
+file `release`. `/say?ID=HEALTH:COUNT` has it report that health, and so many requests in flight, of a replica. On SIGTERM or SIGUSR1 it stops listening, finishes what it has, and ends.
 """
 
 import argparse
@@ -25,6 +25,9 @@ class Peer:
     def __init__(self):
         self.snapshot = FleetSnapshot(number=0)
         self.in_flight = 0
+        self.said = {}
+        self.seen = []
+        """Of every snapshot, the states of its replicas."""
 
     async def answer(self, reader, writer):
         request = await reader.readuntil(b"\r\n\r\n")
@@ -34,7 +37,11 @@ class Peer:
             (folder / "held").touch()
             while not (folder / "release").exists():
                 await asyncio.sleep(0.01)
+        if request.startswith(b"GET /say?"):
+            name, _, what = request.split()[1].partition(b"?")[2].decode().partition("=")
+            self.said[name] = what.split(":")
         body = {
+            "seen": self.seen[-100:],
             "pid": OWN.pid,
             "snapshot": self.snapshot.number,
             "keys": [key.name for key in self.snapshot.keys],
@@ -50,7 +57,15 @@ class Peer:
 
     def state(self):
         replicas = tuple(
-            ReplicaReport(one.id, 0, 0, 0, reachable=True, limit=self.snapshot.limits_set.get(one.id, 4))
+            ReplicaReport(
+                one.id,
+                int(self.said.get(one.id, ("", "0"))[1]) if one.state == "ready" else 0,
+                0,
+                0,
+                reachable=True,
+                health=self.said.get(one.id, ("", "0"))[0],
+                limit=self.snapshot.limits_set.get(one.id, 4),
+            )
             for one in self.snapshot.replicas
         )
         classes = tuple(ClassReport(one.name, queued=2) for one in self.snapshot.classes)
@@ -72,6 +87,7 @@ class Peer:
                     try:
                         while True:
                             self.snapshot, _ = await connected.receive(FleetSnapshot)
+                            self.seen.append([(one.id, one.state) for one in self.snapshot.replicas])
                             await connected.send(self.state())
                     finally:
                         reporting.cancel()

@@ -59,7 +59,7 @@ async def test_an_engine_serves_before_it_is_known_whether_it_continues_and_gate
             seen.extend((one.state, one.continues) for one in snapshot.replicas)
 
         replicas = Replicas(
-            launcher, lambda spec, spawn: Engine(server, dialect), world=world, changed=changed, in_flight=lambda _: 0
+            launcher, lambda spec, spawn: Engine(server, dialect), world=world, changed=changed, idle=lambda _: True
         )
         await replicas.apply(plan)
         _, check = await until(lambda: replicas._checks.get("p-0"))

@@ -21,6 +21,7 @@ COMMANDS = {
     "gateway": "a gateway alone, in front of engines that run already",
     "status": "what runs, and how it is",
     "top": "requests, queues, limits and engines, live",
+    "scale": "give a pool more or fewer replicas",
     "reload": "show what changed in the settings, and apply it",
     "init": "write a short settings file from what is found here",
     "check-config": "explain the settings, or what is wrong with them",

@@ -7,13 +7,15 @@ import msgspec
 import typer
 
 from tidegate.cli.admin import ask, running
-from tidegate.control.status import Status
-from tidegate.types import GpuReport
+from tidegate.control.status import ReplicaStatusView, Status
+from tidegate.types import GpuReport, ReplicaState
 
 app = typer.Typer(add_completion=False)
 MIB = 1024 * 1024
 SILENT_S = 3.0
 """Of a gateway that reports every second."""
+LONG_START_S = 5.0
+"""A shorter start is told in --json only."""
 MIN_WIDTH = 120
 """Columns; a narrower terminal wraps lines, which is better than cut names."""
 
@@ -82,7 +84,24 @@ def show(status: Status) -> None:
     causes |= {process.name: process.cause for process in status.processes}
     for name, cause in causes.items():
         if cause:
-            console.print(f"{name}: {cause}", soft_wrap=True)
+            console.print(f"{name}: {cause}", soft_wrap=True, markup=False)
+    for replica in status.replicas:
+        for line in told_of(replica):
+            console.print(line, soft_wrap=True, markup=False)
+
+
+def told_of(replica: ReplicaStatusView) -> list[str]:
+    """What a replica's last words were if it was given up, and where the time of a long start went."""
+    lines: list[str] = []
+    if replica.state is ReplicaState.FAILED:
+        lines += [f"  | {line}" for line in replica.log_tail]
+        lines.append(f"  `tidegate scale {replica.pool}` starts {replica.id} again")
+    if replica.started_s is not None and replica.started_s >= LONG_START_S:
+        words = replica.start.words(replica.started_s)
+        lines.append(f"{replica.id}: its start took {replica.started_s:.0f} s{f': {words}' if words else ''}")
+    if replica.slow:
+        lines.append(f"{replica.id}: {replica.slow}; `tidegate models stage {replica.model}` copies them to a fast one")
+    return lines
 
 
 def gpu_values(gpu: GpuReport) -> str:

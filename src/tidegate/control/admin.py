@@ -27,7 +27,7 @@ from tidegate.config import split_address
 from tidegate.control.reload import ReloadAnswer
 from tidegate.control.remote_gateways import LinkAnswer, RemoteGateways
 from tidegate.control.status import Status
-from tidegate.control.steering import DrainAnswer, LimitAnswer, Limits, Top
+from tidegate.control.steering import DrainAnswer, LimitAnswer, Limits, ScaleAnswer, Top
 from tidegate.errors import (
     BadRequest,
     Forbidden,
@@ -68,6 +68,13 @@ class LimitRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Most requests that the replica may have at once, those of all gateways together."""
 
 
+class ScaleRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a change of a pool's size."""
+
+    replicas: int | None = None
+    """How many; None as many as there are, which begins again those that were given up."""
+
+
 class ReplacedAnswer(msgspec.Struct, frozen=True):
     """Whom a replacement of the data processes has replaced."""
 
@@ -96,6 +103,9 @@ class Steering(Protocol):
     def set_limit(self, replica: str, sequences: int | None) -> LimitAnswer: ...
 
     def drain(self, replica: str, *, drained: bool) -> DrainAnswer: ...
+
+    async def scale(self, pool: str, replicas: int | None) -> ScaleAnswer:
+        """Raises NotFound for a pool that is not there, BadRequest for a size it cannot have."""
 
 
 class AdminServer:
@@ -218,7 +228,12 @@ def _steered(steering: Steering) -> list[Route]:
     async def drain(request: Request) -> Response:
         return _json(steering.drain(request.path_params["replica"], drained=request.method == "POST"))
 
+    async def scale(request: Request) -> Response:
+        asked = _decode(await _body(request) or b"{}", ScaleRequest, "a pool's size")
+        return _json(await steering.scale(request.path_params["pool"], asked.replicas))
+
     return [
+        Route("/admin/v1/pools/{pool}/scale", scale, methods=["POST"]),
         Route("/admin/v1/top", top, methods=["GET"]),
         Route("/admin/v1/limits", limits, methods=["GET"]),
         Route("/admin/v1/limits/{replica}", limit, methods=["PUT", "DELETE"]),

@@ -24,16 +24,21 @@ from tidegate.control.keeper import World
 from tidegate.control.launch import Launcher, end_strays
 from tidegate.control.logfollow import LogFollowers
 from tidegate.control.overview import overview
-from tidegate.control.plan import Need, Plan, ReplicaSpec, make_plan, sources, with_defaults
-from tidegate.control.reload import ReloadAnswer, applicable, differences
+from tidegate.control.plan import Need, Plan, ReplicaSpec, make_plan, scaled, sources, with_defaults
+from tidegate.control.reload import ReloadAnswer, applicable, differences, pools_resized
 from tidegate.control.remote_gateways import RemoteGateways
 from tidegate.control.replicas import Replicas, unwanted
+from tidegate.control.sizes import scaler
 from tidegate.control.snapshot import Keys, build, keys_required, of_a_port
 from tidegate.control.status import Status
-from tidegate.control.steering import Steering
+from tidegate.control.steering import ScaleAnswer, Steering
+from tidegate.control.supervisor import Supervisor
 from tidegate.control.usage import UsageWriter
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.errors import OperatorError
+from tidegate.fleet import dns
+from tidegate.fleet.base import Fleet
+from tidegate.fleet.dns import Names, Resolve
 from tidegate.fleet.local import process_id
 from tidegate.gateway.gpu_metrics import gpu_metrics
 from tidegate.gateway.shared_metrics import Shares
@@ -68,8 +73,14 @@ class Parts:
     """Reads the store. Blocks; raises StoreError."""
     add_usage: Callable[[Sequence[UsageCount]], None]
     """Writes to the store. Blocks; raises OperatorError."""
+    room: Callable[[Sequence[ReplicaSpec]], Awaitable[None]] | None = None
+    """Whether these replicas have room beside what runs. Raises OperatorError, with the arithmetic."""
     gpus: Callable[[], tuple[GpuReport, ...]] | None = None
     """What was read last of this machine's; None where it has none."""
+    cluster: Fleet | None = None
+    """Where pools with fleet = "ray" have their replicas; opened when there is one."""
+    look_up: Resolve = dns.system
+    """Addresses of names."""
 
 
 class Control:
@@ -97,14 +108,23 @@ class Control:
             own=lambda: of_a_port(self.settings.gateway.options()),
         )
         self.hand = Hand.load(home, self._on_change)
+        self.settings = scaled(self.settings, self.hand.replicas)
         self.steering = Steering(self, clock=world.clock)
         self.replicas = Replicas(
             self.launcher,
             parts.make_engine,
             world=world,
             changed=self._on_change,
-            in_flight=self._in_flight,
+            idle=self._idle,
             drained=self.hand.is_drained,
+            elsewhere=lambda spec: parts.cluster.adopt(spec.id, spec.digest) if parts.cluster else None,
+        )
+        self._supervisor = Supervisor(
+            self.replicas,
+            heard=self.heard,
+            drained=self.hand.is_drained,
+            stuck_s=lambda: self.settings.gateway.stuck_s,
+            world=world,
         )
         self.frontends = Frontends(
             self.settings,
@@ -122,6 +142,14 @@ class Control:
         self._admin_server: AdminServer | None = None
         self._publishing = False
         self._publish_due = False
+        self._resting: dict[str, int] = {}
+        """Replicas that gateways may not ask, with the number of the first snapshot that said so."""
+        self._cluster_open = False
+        self._moved = asyncio.Event()
+        """Set when a name has other addresses than before."""
+        self._names = Names(self._moved.set, log=world.log, resolve=parts.look_up)
+        self._files: Mapping[Need, ModelFiles] = {}
+        self._served: Mapping[str, str] = {}
         self._progress = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -129,6 +157,7 @@ class Control:
 
     async def open(self) -> None:
         """Take over the gateway and the chat page if they live, and bind every port. Raises OperatorError."""
+        await self._reach_cluster(self.settings)
         self._read_keys(self._parts.keys())
         secret = state.service_key(self._home)
         self._service = (KeyView(digest_of(secret), "chat", SERVICE_TENANT, service=True),)
@@ -159,11 +188,18 @@ class Control:
         await asyncio.gather(*(self.launcher.end(record, CHILD_GRACE_S) for record in useless))
         self.hand.forget_others({spec.id for spec in plan.replicas})
         await self.replicas.apply(plan)
+        self._keep_on_cluster(plan)
         await self._until(lambda: not self.replicas.adopting())  # an adopted gateway keeps what it knows until then
         self._publishing = True
         self._publish()
         loop = asyncio.get_running_loop()
-        self._tasks |= {loop.create_task(self._watch_keys()), loop.create_task(self.frontends.port.watch())}
+        self._tasks |= {
+            loop.create_task(self._watch_keys()),
+            loop.create_task(self.frontends.port.watch()),
+            loop.create_task(self._supervisor.run()),
+            loop.create_task(self._follow_names()),
+            loop.create_task(scaler(self, clock=self._world.clock, log=self._world.log).run()),
+        }
         if self._parts.gpus is not None:
             shares = Shares(self._home.run / state.METRICS_FOLDER, process_id(self.pid))
             self._tasks.add(loop.create_task(shares.run(lambda: gpu_metrics(self.gpus()))))
@@ -199,12 +235,17 @@ class Control:
     async def abandon(self) -> None:
         """End what an `open` that was interrupted had found alive."""
         await asyncio.gather(*(self.launcher.end(record, CHILD_GRACE_S) for record in self.launcher.records.all()))
+        if self._cluster_open and self._parts.cluster is not None:
+            self._parts.cluster.kill()
         await self.close()
         state.clear(self._home)
 
     async def close(self) -> None:
         """Let go of what this process itself holds; children live on."""
         await self._end_tasks()
+        await self._names.close()
+        if self._cluster_open and self._parts.cluster is not None:
+            await self._parts.cluster.close()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -220,6 +261,8 @@ class Control:
         """SIGKILL to every child; a `stop` that is under way then ends at once."""
         for record in self.launcher.records.all():
             self.launcher.kill(record)
+        if self._cluster_open and self._parts.cluster is not None:
+            self._parts.cluster.kill()
 
     def gpus(self) -> tuple[GpuReport, ...]:
         """Of this machine."""
@@ -235,7 +278,9 @@ class Control:
             if not apply or not changes:
                 return ReloadAnswer(changes, applied=False)
             held = applicable(self._asked, asked)
-            settings = with_defaults(held)
+            for pool in pools_resized(changes):
+                self.hand.set_replicas(pool, None)
+            settings = scaled(with_defaults(held), self.hand.replicas)
             plan = await self._plan(settings)
             self._asked, self.settings = held, settings
             logs.set_level(settings.log.level)
@@ -246,6 +291,34 @@ class Control:
         self._world.log.info("settings reloaded", changes=len(changes))
         self._tell_concerns(plan)
         return ReloadAnswer(changes, applied=True)
+
+    async def resize(self, pool: str, replicas: int | None) -> ScaleAnswer:
+        """Give a pool so many replicas, None as many as it has: those that go are drained first. Begins again what was
+        given up in it. Raises OperatorError where there is no room.
+        """
+        async with self._reloading:
+            if not self._publishing:
+                raise OperatorError(
+                    "models are still being looked for", hint="try again once `tidegate status` answers"
+                )
+            before = [spec.id for spec in self.replicas.plan.replicas if spec.pool == pool]
+            replicas = len(before) if replicas is None else replicas
+            settings = scaled(self.settings, {pool: replicas})
+            plan = make_plan(settings, self._files, self._served, self._names.urls())
+            new = [spec for spec in plan.replicas if spec.id not in self.replicas.keepers]
+            here = [spec for spec in new if spec.fleet == "local"]
+            if self._parts.room is not None and here:
+                await self._parts.room(here)
+            own = next((one.replicas for one in with_defaults(self._asked).pool if one.name == pool), None)
+            self.hand.set_replicas(pool, None if replicas == own else replicas)
+            self.settings = settings
+            await self.replicas.apply(plan, settings.gateway.drain_timeout_s)
+            again = self.replicas.start_again(pool)
+            self.hand.forget_others({spec.id for spec in plan.replicas})
+        gone = before[replicas:]
+        begun = tuple(spec.id for spec in new) + again
+        self._world.log.info("pool scaled", pool=pool, before=len(before), replicas=replicas, begun=begun, gone=gone)
+        return ScaleAnswer(pool, len(before), replicas, begun, tuple(gone))
 
     async def replace_gateways(self) -> tuple[str, ...]:
         return await self.frontends.port.replace()
@@ -263,8 +336,33 @@ class Control:
         return keys_required(self.settings.gateway, self.keys)
 
     async def _plan(self, settings: Settings) -> Plan:
-        files = await self._parts.resolve(sources(settings))
-        return make_plan(settings, files, await self._parts.served(settings))
+        await self._reach_cluster(settings)
+        self._files = await self._parts.resolve(sources(settings))
+        self._served = await self._parts.served(settings)
+        addresses = await self._names.use({pool.name: pool.dns for pool in settings.pool if pool.fleet == "dns"})
+        return make_plan(settings, self._files, self._served, addresses)
+
+    async def _reach_cluster(self, settings: Settings) -> None:
+        """Raises OperatorError where there are pools on a cluster that does not answer."""
+        needed = any(pool.fleet == "ray" for pool in settings.pool)
+        if needed and not self._cluster_open and self._parts.cluster is not None:
+            await self._parts.cluster.open(settings.ray)
+            self._cluster_open = True
+
+    def _keep_on_cluster(self, plan: Plan) -> None:
+        """What an earlier control has placed and nobody wants any more is ended."""
+        if self._cluster_open and self._parts.cluster is not None:
+            self._parts.cluster.keep_only({spec.id: spec.digest for spec in plan.replicas if spec.fleet == "ray"})
+
+    async def _follow_names(self) -> None:
+        """Replicas come and go with the addresses of names."""
+        while True:
+            await self._moved.wait()
+            async with self._reloading:
+                self._moved.clear()
+                plan = make_plan(self.settings, self._files, self._served, self._names.urls())
+                await self.replicas.apply(plan, self.settings.gateway.drain_timeout_s)
+                self.hand.forget_others({spec.id for spec in plan.replicas})
 
     def _tell_concerns(self, plan: Plan) -> None:
         for sentence in concerns(self._asked, models=plan.models, keys=self.keys.views):
@@ -329,6 +427,8 @@ class Control:
             limits_set=self.hand.limits,
             elsewhere=len(self.remote.links),
         )
+        at_rest = (one.id for one in snapshot.replicas if one.state is not ReplicaState.READY)
+        self._resting = {name: self._resting.get(name, number) for name in at_rest}
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)
             self.remote.publish(snapshot)
@@ -337,9 +437,16 @@ class Control:
         """What every gateway has reported, of this host and of others."""
         return (*self.gateways.links.values(), *self.remote.links.values())
 
-    def _in_flight(self, replica: str) -> int:
-        reports = [one.report for one in self.heard() if one.report]
-        return sum(one.in_flight for report in reports for one in report.replicas if one.id == replica)
+    def _idle(self, replica: str) -> bool:
+        """Whether every gateway knows that a replica is not to be asked, and has nothing there any more."""
+        since = self._resting.get(replica)
+        reports = [one.report for one in self.heard()]
+        return since is not None and all(
+            report is not None
+            and report.snapshot >= since
+            and not any(one.in_flight for one in report.replicas if one.id == replica)
+            for report in reports
+        )
 
     def _read_keys(self, keys: Keys) -> None:
         if keys != self.keys:

@@ -1,4 +1,4 @@
-"""What an operator has set by hand in what runs: limits of replicas, and replicas that are drained.
+"""What an operator has set by hand in what runs: limits of replicas, replicas that are drained, how many a pool has.
 
 Kept in `run/hand.json`, so that a control that takes over from a killed one holds on to it. It goes with the rest of `run/`
 when everything ends in order: what is started anew begins as the settings say.
@@ -21,6 +21,8 @@ class Kept(msgspec.Struct, frozen=True):
     limits: dict[str, int] = {}
     """Most requests at once, by replica."""
     drained: tuple[str, ...] = ()
+    replicas: dict[str, int] = {}
+    """How many, by pool, in place of what the settings say."""
 
 
 class Hand:
@@ -30,6 +32,7 @@ class Hand:
         self._path, self._changed = home.run / FILE, changed
         self.limits = dict(kept.limits)
         self.drained = set(kept.drained)
+        self.replicas = dict(kept.replicas)
 
     @classmethod
     def load(cls, home: Home, changed: Callable[[], None]) -> Self:
@@ -55,6 +58,15 @@ class Hand:
             self.drained ^= {replica}
             self._keep()
 
+    def set_replicas(self, pool: str, replicas: int | None) -> None:
+        """None leaves it to the settings again."""
+        if self.replicas.get(pool) != replicas:
+            if replicas is None:
+                del self.replicas[pool]
+            else:
+                self.replicas[pool] = replicas
+            self._keep()
+
     def forget_others(self, replicas: Collection[str]) -> None:
         """Of replicas that there are no more nothing is kept: another one of that name begins as the settings say."""
         limits = {name: limit for name, limit in self.limits.items() if name in replicas}
@@ -67,7 +79,7 @@ class Hand:
         return replica in self.drained
 
     def _keep(self) -> None:
-        kept = Kept(dict(sorted(self.limits.items())), tuple(sorted(self.drained)))
+        kept = Kept(dict(sorted(self.limits.items())), tuple(sorted(self.drained)), dict(sorted(self.replicas.items())))
         try:
             write_private(self._path, msgspec.json.encode(kept))
         except OSError as error:  # it holds all the same, for as long as this control lives

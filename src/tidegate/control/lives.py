@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,9 +17,10 @@ from tidegate.control.gateways import Gateways
 from tidegate.control.launch import Launcher
 from tidegate.control.plan import ReplicaSpec
 from tidegate.control.state import ProcessKind, ProcessRecord
+from tidegate.engines import causes, start_times, vllm_causes
 from tidegate.engines.base import Child, Engine, EngineFacts, Spawn
 from tidegate.errors import EngineStartError
-from tidegate.fleet.local import LocalChild, memory_bytes
+from tidegate.fleet.local import LocalChild, memory_bytes, read_bytes
 from tidegate.types import DialectName
 
 GATEWAY_START_S = 30.0
@@ -139,6 +141,7 @@ class EngineLife:
     ) -> None:
         self.facts: EngineFacts | None = None
         self._launcher, self._spec, self._log = launcher, spec, log
+        self._log_start = 0
         self._engine = make(spec, self._spawn)
 
     @property
@@ -164,23 +167,30 @@ class EngineLife:
             what |= {"file": str(spec.files.path), "quantisation": spec.files.quantisation}
         told = {name: value for name, value in what.items() if value is not None}
         self._log.info("engine starting", replica=spec.id, **told)
+        self._log_start = causes.size(self._launcher.log_file(spec.id))
         await self._engine.start()
 
     async def ready(self) -> None:
-        self.facts = facts = await self._engine.ready()
+        facts = await self._engine.ready()
         child, memory = self._engine.child, machine.memory()
         held = memory_bytes(child.id) if child is not None and child.id is not None else None
+        took = self._took()
+        self.facts = facts = replace(facts, start=took)
         self._log.info(
             "engine ready",
             replica=self._spec.id,
             model=self._spec.model,
             seconds=round(facts.started_s, 2),
+            **took.fields(),
             slots=facts.slots,
             context_tokens=facts.context_tokens,
             engine_memory_mib=held // MIB if held else None,
             memory_used_mib=memory.used_bytes // MIB,
             memory_total_mib=memory.total_bytes // MIB,
         )
+        if why := took.slow_disk(facts.started_s):
+            advice = f"`tidegate models stage {self._spec.model}` copies them to a fast one, once"
+            self._log.warning("start was slow", replica=self._spec.id, cause=why, advice=advice)
         record = self._launcher.records.get(self._spec.id)
         if record is not None:
             self._launcher.answers(record, self.url, api_key=self.api_key, dialect=self.dialect, facts=self.facts)
@@ -191,6 +201,21 @@ class EngineLife:
         if child is not None and child.id is not None:
             self._launcher.ended(self._spec.id, child.id)
 
+    def last_words(self, status: int | None) -> tuple[str, tuple[str, ...]]:
+        """Why it most likely ended, and its last lines."""
+        if self.child is not None and self.child.why:
+            return self.child.why, ()
+        return _last_words(self._spec.engine, self._launcher.log_file(self._spec.id), self._log_start, status)
+
+    def _took(self) -> start_times.StartTimes:
+        child, files = self._engine.child, self._spec.files
+        return start_times.of_log(
+            self._launcher.log_file(self._spec.id),
+            self._log_start,
+            weights=files.path if files is not None else None,
+            read_bytes=read_bytes(child.id) if child is not None and child.id is not None else None,
+        )
+
     async def _spawn(self, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> LocalChild:
         return await self._launcher.start(self._spec.id, ProcessKind.ENGINE, self._spec.digest, argv, env=env, log=log)
 
@@ -198,8 +223,8 @@ class EngineLife:
 class AdoptedEngineLife:
     """An engine that an earlier control started and found ready. It may be busy: that it can be connected to is enough."""
 
-    def __init__(self, launcher: Launcher, record: ProcessRecord, child: LocalChild) -> None:
-        self.child: LocalChild = child
+    def __init__(self, launcher: Launcher, record: ProcessRecord, child: Child) -> None:
+        self.child: Child = child
         self.url, self.api_key = record.url, record.api_key
         self.dialect = record.dialect or DialectName.OPENAI
         self.facts = record.facts
@@ -219,6 +244,17 @@ class AdoptedEngineLife:
 
     async def stop(self, grace_s: float) -> None:
         await _stop(self._launcher, self._record.name, self.child, grace_s)
+
+    def last_words(self, status: int | None) -> tuple[str, tuple[str, ...]]:
+        """Why it most likely ended, and its last lines: of all that its log holds."""
+        if self.child.why:
+            return self.child.why, ()
+        engine = "vllm" if self.dialect is DialectName.VLLM else ""
+        return _last_words(engine, self._launcher.log_file(self._record.name), 0, status)
+
+
+def _last_words(engine: str, log: Path, since: int, status: int | None) -> tuple[str, tuple[str, ...]]:
+    return vllm_causes.last_words(log, since, status) if engine == "vllm" else causes.last_words(log, since, status)
 
 
 async def unless_it_ends(what: str, child: Child, work: Coroutine[None, None, Result]) -> Result:
@@ -262,10 +298,11 @@ def _answers(launcher: Launcher, name: str, url: str) -> None:
         launcher.answers(record, url)
 
 
-async def _stop(launcher: Launcher, name: str, child: LocalChild | None, grace_s: float) -> None:
+async def _stop(launcher: Launcher, name: str, child: Child | None, grace_s: float) -> None:
     if child is not None:
         await child.stop(grace_s)
-        launcher.ended(name, child.id)
+        if child.id is not None:
+            launcher.ended(name, child.id)
 
 
 async def retire(child: LocalChild, grace_s: float) -> None:

@@ -8,6 +8,7 @@ from tidegate.control.keeper import Keeper, KeeperView
 from tidegate.control.plan import ReplicaSpec
 from tidegate.control.snapshot import ReplicaStatus
 from tidegate.control.status import GatewayStatus, ModelStatus, ProcessStatus, ReplicaStatusView, Status
+from tidegate.engines.start_times import StartTimes
 from tidegate.fleet.local import memory_bytes
 from tidegate.types import DataReport, Hello, ReplicaState
 
@@ -118,6 +119,9 @@ def _replica(
         continues=facts.continues if facts else False,
         cause=view.cause,
         log_tail=view.log_tail,
+        started_s=round(facts.started_s, 2) if facts and facts.started_s else None,
+        start=facts.start if facts else StartTimes(),
+        slow=facts.start.slow_disk(facts.started_s) if facts else "",
     )
 
 

@@ -6,15 +6,17 @@ and replaces one whose digest is not.
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from tidegate import __version__
-from tidegate.config import ModelSettings, PoolSettings, Section, Settings
+from tidegate.config import ModelSettings, PoolSettings, RayNeeds, Section, Settings
 from tidegate.engines.base import ModelFiles
+from tidegate.fleet import dns
 from tidegate.types import ModelView
 
 DEFAULT_POOL = "default"
@@ -44,6 +46,10 @@ class ReplicaSpec:
     files: ModelFiles | None = None
     url: str = ""
     """Of an engine that is not ours to start."""
+    fleet: str = "local"
+    """`local`, `ray` or `dns`: where it is."""
+    needs: RayNeeds | None = None
+    """What it takes of a cluster."""
     number: int = 0
     siblings: int = field(default=1, compare=False)
     """Replicas of its pool, which share the machine's cores; another number of them is no reason to start it anew."""
@@ -75,6 +81,15 @@ def with_defaults(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": tuple(models), "pool": tuple(pools)})
 
 
+def scaled(settings: Settings, replicas: Mapping[str, int]) -> Settings:
+    """Settings whose pools have as many replicas as is said here; what is said of others counts for nothing."""
+    pools = tuple(
+        pool.model_copy(update={"replicas": replicas[pool.name]}) if pool.name in replicas else pool
+        for pool in settings.pool
+    )
+    return settings.model_copy(update={"pool": pools})
+
+
 def sources(settings: Settings) -> dict[Need, ModelSettings]:
     """The models whose files have to be here: those of pools that load them."""
     needs = {Need(pool.model, FORMS[pool.engine]) for pool in settings.pool if pool.engine in FORMS}
@@ -86,10 +101,15 @@ def sources(settings: Settings) -> dict[Need, ModelSettings]:
     }
 
 
-def make_plan(settings: Settings, files: Mapping[Need, ModelFiles], served: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    settings: Settings,
+    files: Mapping[Need, ModelFiles],
+    served: Mapping[str, str] | None = None,
+    addresses: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Plan:
     """The plan for settings with defaults, the files of each model in `sources`, and what external models call themselves.
 
-    A model named `auto` takes the name of what was found for it.
+    A model named `auto` takes the name of what was found for it. `addresses` are the URLs found by pools' names.
     """
     taken = {name.lower() for model in settings.model for name in (model.name, *model.aliases)}
     known = {
@@ -99,17 +119,21 @@ def make_plan(settings: Settings, files: Mapping[Need, ModelFiles], served: Mapp
     names = {model.name: view.name for model, view in zip(settings.model, models, strict=True)}
     replicas: list[ReplicaSpec] = []
     for pool in settings.pool:
-        count = len(pool.urls) if pool.engine == "external" else pool.replicas
+        found = pool.fleet == "dns"
+        urls = addresses.get(pool.name, ()) if found else tuple(url.rstrip("/") for url in pool.urls)
+        count = len(urls) if pool.engine == "external" else pool.replicas
         form = FORMS.get(pool.engine)
         for number in range(count):
             spec = ReplicaSpec(
-                id=f"{pool.name}-{number}",
+                id=f"{pool.name}-{dns.label(urls[number]) if found else number}",
                 pool=pool.name,
                 model=names[pool.model],
                 engine=pool.engine,
                 options=pool.engine_options(),
                 files=files.get(Need(pool.model, form)) if form is not None else None,
-                url=pool.urls[number].rstrip("/") if pool.engine == "external" else "",
+                url=urls[number] if pool.engine == "external" else "",
+                fleet=pool.fleet,
+                needs=pool.ray if pool.fleet == "ray" else None,
                 number=number,
                 siblings=count,
             )
@@ -153,6 +177,8 @@ def _with_digest(spec: ReplicaSpec) -> ReplicaSpec:
         "version": spec.files.digest if spec.files else "",
         "url": spec.url,
     }
+    if spec.needs is not None:
+        what["ray"] = spec.needs.model_dump(mode="json")
     return replace(spec, digest=digest(what))
 
 

@@ -1,6 +1,6 @@
 """What changed between two settings, and what it takes to apply each change. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,7 @@ RESTART = {
     "admin",
     "chat",
     "store",
+    "ray",
     "log.format",
     "log.max_bytes",
     "log.backups",
@@ -62,6 +63,12 @@ def differences(old: Settings, new: Settings) -> tuple[Change, ...]:
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
     )
+
+
+def pools_resized(changes: Iterable[Change]) -> tuple[str, ...]:
+    """The pools whose number of replicas the settings change."""
+    parts = (change.setting.split(".") for change in changes)
+    return tuple(part[1] for part in parts if part[0] == "pool" and part[2:] == ["replicas"])
 
 
 def effect_of(setting: str) -> Effect:

@@ -1,7 +1,7 @@
 """The replicas of the fleet: one keeper each, brought from one plan to the next."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,10 +11,11 @@ from tidegate.control.lives import AdoptedEngineLife, EngineLife
 from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.control.restarts import RestartPolicy
 from tidegate.control.snapshot import PENDING_URL, ReplicaStatus
-from tidegate.control.state import ProcessKind
+from tidegate.control.state import ProcessKind, ProcessRecord
 from tidegate.engines import continuation
 from tidegate.engines.base import Engine, Spawn
-from tidegate.types import ReplicaState
+from tidegate.fleet.base import Adopted
+from tidegate.types import ProcessId, ReplicaState
 
 STOP_GRACE_S = 5.0
 DRAIN_POLL_S = 0.1
@@ -25,9 +26,10 @@ CHECK_DELAY_S: Final = 1.0
 
 
 class Replicas:
-    """Keepers by replica id. `in_flight` says how many requests the gateways have on a replica.
+    """Keepers by replica id. `idle` says whether no gateway has a request on a replica or will send it one.
 
-    `drained` says whether an operator wants it to have no new ones.
+    `drained` says whether an operator wants it to have no new ones, `elsewhere` knows what an earlier control has placed on
+    other machines.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class Replicas:
         *,
         world: World,
         changed: Callable[[], None],
-        in_flight: Callable[[str], int],
+        idle: Callable[[str], bool],
         drained: Callable[[str], bool] = lambda _: False,
+        elsewhere: Callable[[ReplicaSpec], Adopted | None] = lambda _: None,
     ) -> None:
         self.plan = Plan()
         self.keepers: dict[str, Keeper] = {}
         self._launcher, self._make_engine = launcher, make_engine
-        self._world, self._changed, self._in_flight, self._drained = world, changed, in_flight, drained
+        self._world, self._changed, self._idle, self._drained = world, changed, idle, drained
+        self._elsewhere = elsewhere
         self._leaving: set[str] = set()
         self._ending = False
         self._checks: dict[str, tuple[EngineLife | AdoptedEngineLife, asyncio.Task[None]]] = {}
@@ -60,14 +64,42 @@ class Replicas:
         held = {spec.id: spec for spec in self.plan.replicas}
         going = [name for name in self.keepers if name not in wanted or wanted[name].digest != held[name].digest]
         self._leaving.update(going)
+        come = [spec for spec in plan.replicas if spec.engine == "external" and spec.id not in self.keepers]
+        self.plan = replace(self.plan, replicas=(*self.plan.replicas, *come))
+        self._begin(come)  # they take nothing of this machine, and need not wait for those that go
         self._changed()
         await asyncio.gather(*(self._retire(name, drain_s) for name in going))
+        for name in going:
+            del self.keepers[name]
         self.plan = plan
-        for spec in plan.replicas:
+        self._begin(plan.replicas)
+        self._changed()
+
+    def _begin(self, specs: Iterable[ReplicaSpec]) -> None:
+        for spec in specs:
             if spec.id not in self.keepers and not self._ending:
                 self.keepers[spec.id] = self._keeper(spec)
                 self.keepers[spec.id].begin()
+
+    def start_again(self, pool: str) -> tuple[str, ...]:
+        """Start the replicas of a pool that were given up; their names."""
+        again = [
+            spec
+            for spec in self.plan.replicas
+            if spec.pool == pool and spec.id in self.keepers and not self._ending
+            if self.keepers[spec.id].view.state is ReplicaState.FAILED
+        ]
+        for spec in again:
+            self.keepers[spec.id] = self._keeper(spec)
+            self.keepers[spec.id].begin()
         self._changed()
+        return tuple(spec.id for spec in again)
+
+    async def idle(self, name: str, longest_s: float) -> None:
+        """Wait until a replica that gets nothing new has finished what it has, `longest_s` at most."""
+        deadline = self._world.clock() + longest_s
+        while not self._idle(name) and self._world.clock() < deadline:  # noqa: ASYNC110 - reports come once a second
+            await asyncio.sleep(DRAIN_POLL_S)
 
     def status(self) -> Mapping[str, ReplicaStatus]:
         """What is known of each replica."""
@@ -118,8 +150,13 @@ class Replicas:
             changed=lambda: self._noticed(spec.id),
             policy=FOREIGN if spec.engine == "external" else None,
             adopted=self._adopted(spec),
-            log_tail=lambda: self._launcher.followers.tail(spec.id),
+            last_words=lambda status: self._last_words(spec.id, status),
+            again=f"tidegate scale {spec.pool}",
         )
+
+    def _last_words(self, name: str, status: int | None) -> tuple[str, tuple[str, ...]]:
+        life = self.keepers[name].life
+        return life.last_words(status) if isinstance(life, EngineLife | AdoptedEngineLife) else ("", ())
 
     def _noticed(self, name: str) -> None:
         """A keeper's view has changed. What has become ready is asked, beside all else, whether it continues equally."""
@@ -156,6 +193,14 @@ class Replicas:
         return record.digest if record is not None else ""
 
     def _adopted(self, spec: ReplicaSpec) -> AdoptedEngineLife | None:
+        if spec.fleet == "ray":
+            there = self._elsewhere(spec)
+            if there is None:
+                return None
+            known = there.url, there.api_key, there.dialect, there.facts
+            nowhere = ProcessId(pid=0, started=0)  # no process of this machine; the record is never kept
+            record = ProcessRecord(spec.id, ProcessKind.ENGINE, nowhere, spec.digest, *known)
+            return AdoptedEngineLife(self._launcher, record, there.child)
         record = self._launcher.records.get(spec.id)
         if record is None or record.digest != spec.digest or not record.url or record.facts is None:
             return None
@@ -166,10 +211,9 @@ class Replicas:
         return AdoptedEngineLife(self._launcher, record, child)
 
     async def _retire(self, name: str, drain_s: float) -> None:
-        deadline = self._world.clock() + drain_s
-        while self._in_flight(name) and self._world.clock() < deadline:  # noqa: ASYNC110 - reports come once a second
-            await asyncio.sleep(DRAIN_POLL_S)
-        await self.keepers.pop(name).stop(STOP_GRACE_S)
+        if self.keepers[name].view.state is ReplicaState.READY:
+            await self.idle(name, drain_s)
+        await self.keepers[name].stop(STOP_GRACE_S)
         self._leaving.discard(name)
         if self._launcher.records.get(name) is None:
             self._launcher.followers.forget(name)

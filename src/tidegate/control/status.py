@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tidegate.engines.start_times import StartTimes
 from tidegate.types import GpuReport, ReplicaState
 
 
@@ -46,6 +47,12 @@ class ReplicaStatusView(msgspec.Struct, frozen=True):
     cause: str = ""
     log_tail: tuple[str, ...] = ()
     """Its last words, if it was given up."""
+    started_s: float | None = None
+    """How long its start took."""
+    start: StartTimes = StartTimes()
+    """Where that time went."""
+    slow: str = ""
+    """What made the start slow, where that is known."""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

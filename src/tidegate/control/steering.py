@@ -1,18 +1,22 @@
-"""Limits and drains by hand, and what is seen of them: `/admin/v1/limits`, `/admin/v1/replicas/ID/drain`, `/admin/v1/top`."""
+"""What is done by hand, and what is seen of it: `/admin/v1/{limits,top}`, `replicas/ID/drain`, `pools/NAME/scale`."""
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tidegate import __version__, machine
 from tidegate.control.sums import WINDOW_S, ReplicaSum, Sums, add_up
-from tidegate.errors import NotFound
+from tidegate.errors import BadRequest, NotFound, OperatorError
 from tidegate.types import ReplicaState
 
 if TYPE_CHECKING:
     from tidegate.control.control import Control
+
+
+MOST_REPLICAS: Final = 64
+"""As the settings have it."""
 
 
 class ReplicaLimit(msgspec.Struct, frozen=True):
@@ -63,6 +67,17 @@ class DrainAnswer(msgspec.Struct, frozen=True):
     drained: bool
     in_flight: int
     """Requests it has yet to finish, as last reported."""
+
+
+class ScaleAnswer(msgspec.Struct, frozen=True):
+    """What a pool has from now on; replicas that were begun are not ready yet, those that went are gone."""
+
+    pool: str
+    before: int
+    replicas: int
+    begun: tuple[str, ...]
+    """New ones, and those that had been given up."""
+    gone: tuple[str, ...]
 
 
 class TopReplica(msgspec.Struct, frozen=True):
@@ -118,7 +133,7 @@ class Steering:
         self._control, self._clock = control, clock
 
     def limits(self) -> Limits:
-        sums = self._sums()
+        sums = self.sums()
         return Limits(
             replicas=tuple(
                 ReplicaLimit(
@@ -148,11 +163,38 @@ class Steering:
         """Raises NotFound."""
         self._known(replica)
         self._control.hand.drain(replica, drained=drained)
-        in_flight = next((one.in_flight for one in self._sums().replicas if one.id == replica), 0)
+        in_flight = next((one.in_flight for one in self.sums().replicas if one.id == replica), 0)
         return DrainAnswer(replica, drained, in_flight)
 
+    async def scale(self, pool: str, replicas: int | None) -> ScaleAnswer:
+        """Give a pool so many replicas, None as many as it has; begins again what was given up in it.
+
+        Replicas that go finish their requests first. Raises NotFound, BadRequest.
+        """
+        control = self._control
+        pools = control.settings.pool
+        found = next((one for one in pools if one.name == pool), None)
+        if found is None:
+            there = ", ".join(f"{one.name} ({one.model}, {self._count(one.name)})" for one in pools)
+            raise NotFound(f"there is no pool {pool!r}; there are: {there}", code="no_such_pool")
+        if found.engine == "external":
+            raise BadRequest(
+                f"the engines of pool {pool!r} run elsewhere, and are as many as the settings name; change its urls, "
+                "and `tidegate reload`",
+                code="not_scalable",
+            )
+        if replicas is not None and not 1 <= replicas <= MOST_REPLICAS:
+            raise BadRequest(
+                f"replicas: {replicas} is not from 1 to {MOST_REPLICAS}; to have none, take the pool out of the settings",
+                param="replicas",
+            )
+        try:
+            return await control.resize(pool, replicas)
+        except OperatorError as error:
+            raise BadRequest(f"{error}; {error.hint}" if error.hint else str(error), code="no_room") from None
+
     def top(self) -> Top:
-        sums, status, hand = self._sums(), self._control.status(), self._control.hand
+        sums, status, hand = self.sums(), self._control.status(), self._control.hand
         seen = {one.id: one for one in sums.replicas}
         memory = machine.memory()
         return Top(
@@ -188,7 +230,8 @@ class Steering:
             ),
         )
 
-    def _sums(self) -> Sums:
+    def sums(self) -> Sums:
+        """What all gateways together have said."""
         control = self._control
         names = [replica.id for replica in control.replicas.plan.replicas]
         sums = add_up(
@@ -200,6 +243,10 @@ class Steering:
         )
         there = tuple(one for one in sums.replicas if one.id in names)  # a gateway may not know yet who is gone
         return msgspec.structs.replace(sums, replicas=there)
+
+    def _count(self, pool: str) -> str:
+        count = sum(spec.pool == pool for spec in self._control.replicas.plan.replicas)
+        return f"{count} replica{'' if count == 1 else 's'}"
 
     def _known(self, replica: str) -> None:
         names = [spec.id for spec in self._control.replicas.plan.replicas]

@@ -6,12 +6,13 @@ processes only through the fleet that owns them, and tests can watch it do so.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from tidegate.engines.start_times import StartTimes
 from tidegate.types import DialectName, ProcessId
 
 
@@ -47,6 +48,8 @@ class EngineFacts:
     version: str = ""
     continues: bool = False
     """Whether it was seen to go on with a half-written answer as it would have gone on with its own."""
+    start: StartTimes = field(default_factory=StartTimes)
+    """Where the time of its start went."""
 
 
 class ReadyFile(msgspec.Struct, frozen=True):
@@ -62,6 +65,10 @@ class Child(Protocol):
     @property
     def id(self) -> ProcessId | None:
         """Which process of this machine it is; None for one of another machine."""
+
+    @property
+    def why(self) -> str:
+        """Why it ended, where that was told from another machine; else empty, and its log may say."""
 
     def alive(self) -> bool: ...
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -98,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # loading is one long call into C++, in which no handler would run
+    begun_s = time.monotonic()
     try:
         server = xllamacpp.Server(server_params(arguments, key))
     except RuntimeError as error:
@@ -107,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, _end)
     url = server.listening_address
     write_private(arguments.ready_file, msgspec.json.encode(ReadyFile(pid=os.getpid(), url=url)))
-    _say(f"{arguments.name} listens on {url}: {arguments.slots} slots of {arguments.context_tokens} tokens")
+    loaded = f"loaded in {time.monotonic() - begun_s:.2f} s"
+    slots = f"{arguments.slots} slots of {arguments.context_tokens} tokens"
+    _say(f"{arguments.name} {loaded}, listens on {url}: {slots}")
     threading.Event().wait()
     return 0
 
