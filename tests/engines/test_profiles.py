@@ -189,6 +189,16 @@ def test_an_engine_older_than_the_model_is_refused():
     assert release("0.32.0+cpu") == (0, 32, 0)
 
 
+def test_an_older_engine_gets_no_flag_that_came_lately():
+    found = plan(ERNIE, L4, preset="latency", version="0.11.0")
+    assert "--max-num-queued-reqs" not in flags(found)
+    assert "--performance-mode" not in flags(found)
+    assert any("left out for vLLM 0.11.0" in note for note in found.notes)
+    cpu = plan(ERNIE, AVX2, version="0.11.0")
+    assert {one.name: one.value for one in cpu.environment}["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert "--max-num-queued-reqs" in flags(plan(ERNIE, L4, version="0.33.0"))
+
+
 def test_an_architecture_s_older_name_is_overridden():
     found = plan(replace(ERNIE, architecture="Ernie4_5_ForCausalLM"), L4)
     assert found.value("--hf-overrides") == '{"architectures": ["Ernie4_5ForCausalLM"]}'

@@ -3,7 +3,7 @@
 What the sizes rest on is in docs/vllm.md and docs/decisions/0117-profiles-are-arithmetic.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tidegate.engines import plan_choices, plan_cpu, plan_memory, plan_upgrade
@@ -21,6 +21,10 @@ BFLOAT16_COMPUTE: Final = (8, 0)
 FP8_COMPUTE: Final = (8, 9)
 FOUR_BIT_BYTES: Final = 0.55
 """Of a weight, with its scales."""
+RECENT: Final = frozenset(
+    ["--max-num-queued-reqs", "--performance-mode", "--stream-interval", "--kv-cache-memory-bytes"]
+)
+"""Flags of the pinned version that vLLM has not had for long."""
 ENGINE_SHARE: Final = 0.92
 """vLLM's own `--gpu-memory-utilization`."""
 UNSURE_IN_FLOAT16: Final = ("Gemma2", "Gemma3", "Glm4")
@@ -51,9 +55,29 @@ def plan(
             raise SettingError("engine", "llama.cpp is planned for processors", hint="take vLLM on a GPU")
         return plan_cpu.llamacpp_plan(model, hardware, order)
     _check_version(model, version)
-    if isinstance(hardware, Cpu):
-        return plan_cpu.vllm_plan(model, hardware, order)
-    return _gpu_plan(spread(model, gpus), hardware, order)
+    made = (
+        plan_cpu.vllm_plan(model, hardware, order)
+        if isinstance(hardware, Cpu)
+        else _gpu_plan(spread(model, gpus), hardware, order)
+    )
+    return made if release(version) >= release(PINNED) else _without_recent(made)
+
+
+def _without_recent(made: Plan) -> Plan:
+    """The plan for an older vLLM, which may not have every flag of the pinned one."""
+    left_out = [one.name for one in made.choices if one.name in RECENT]
+    if not left_out:
+        return made
+    cache = made.value("--kv-cache-memory-bytes")
+    return replace(
+        made,
+        choices=tuple(one for one in made.choices if one.name not in RECENT),
+        environment=(
+            *made.environment,
+            *((Choice("VLLM_CPU_KVCACHE_SPACE", str(-(-int(cache) // GIB)), "GiB of KV cache"),) if cache else ()),
+        ),
+        notes=(*made.notes, f"left out for vLLM {made.version}, which may not have it: {', '.join(left_out)}"),
+    )
 
 
 def _gpu_plan(model: ModelFacts, gpu: Gpu, order: Order) -> Plan:
