@@ -210,6 +210,16 @@ def test_a_stop_that_docker_cuts_short_is_told():
     assert not says(text.replace("--gpus", "--stop-timeout=80 --gpus"), 1, "Docker kills")
 
 
+def test_names_and_volumes_of_a_container_are_not_taken_for_its_image():
+    line = "docker run -d --name vllm -v vllm:/root --gpus all --ipc host vllm/vllm:latest --model x --swap-space 4"
+    (found,) = find(line)
+    assert found.image.text == "vllm/vllm:latest"
+    assert [word.text for word in found.arguments] == ["--model", "x", "--swap-space", "4"]
+    assert find("docker run --name vllm nginx") == ()
+    assert find("docker run python:3.12 vllm serve m")[0].command[0].text == "serve"
+    assert find("docker ps") == find("docker run") == find("docker run --name vllm") == ()
+
+
 @pytest.mark.parametrize("name", ["compose.yaml", "x.yml"])
 def test_a_file_that_cannot_be_read_is_told_with_the_line(name):
     (finding,) = check("services:\n  a: [1\n  b: 2\n", name)

@@ -18,39 +18,10 @@ IMAGE: Final = re.compile(r"(^|/)vllm(-openai|-server|-cpu[\w-]*)?([:@]|$)|vllm/
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 TALKERS: Final = frozenset(["echo", "printf", "pip", "pip3", "conda", "grep", "pgrep", "pkill", "which", "cat", "cd"])
 """Commands that only speak of vLLM."""
-DOCKER_WITH_VALUE: Final = frozenset(
-    [
-        "-e",
-        "--env",
-        "-p",
-        "--publish",
-        "-v",
-        "--volume",
-        "--name",
-        "--gpus",
-        "--ipc",
-        "--shm-size",
-        "--network",
-        "--restart",
-        "--runtime",
-        "-w",
-        "--entrypoint",
-        "--env-file",
-        "--mount",
-        "--memory",
-        "-m",
-        "--cpus",
-        "--ulimit",
-        "--user",
-        "-u",
-        "--hostname",
-        "-h",
-        "--add-host",
-        "--device",
-        "--label",
-        "-l",
-    ]
+DOCKER_SWITCH: Final = re.compile(
+    r"-[ditP]+|--(detach|rm|interactive|tty|init|privileged|publish-all|read-only|no-healthcheck|oom-kill-disable|quiet)"
 )
+"""Options of `docker run` that take no value."""
 
 
 @dataclass(frozen=True)
@@ -212,27 +183,28 @@ def _shell_command(words: Sequence[Word], exported: Sequence[Word]) -> Found | N
 
 
 def _docker(words: Sequence[Word], own: Sequence[Word]) -> Found | None:
-    position = next(
-        (at for at, word in enumerate(words) if IMAGE.search(word.text) and not word.text.startswith("-")), None
-    )
-    if position is None or not any(word.text in {"run", "create"} for word in words[1:position]):
+    at = next((at for at, word in enumerate(words) if word.text in {"run", "create"}), None)
+    if at is None:
         return None
-    options, container, variables = words[1:position], {}, list(own)
-    for at, word in enumerate(options):
+    container, variables, at = {}, list(own), at + 1
+    while at < len(words) and words[at].text.startswith("-"):
+        word = words[at]
         name, equals, value = word.text.partition("=")
-        if not name.startswith("-"):
-            continue
-        if not equals and name in DOCKER_WITH_VALUE and at + 1 < len(options):
-            value = options[at + 1].text
+        at += 1
+        if not equals and not DOCKER_SWITCH.fullmatch(name) and at < len(words):
+            value, at = words[at].text, at + 1
         if name in {"-e", "--env"}:
             variables.append(Word(value, word.line))
         else:
             container[name.lstrip("-").replace("-", "_")] = Word(value, word.line)
-    rest = words[position + 1 :]
-    command, arguments = _start(rest) or ((), tuple(rest))
-    return Found(
-        words[0].line, command, arguments, words[position], tuple(variables), container=container, in_container=True
-    )
+    if at >= len(words):
+        return None
+    image, rest = words[at], words[at + 1 :]
+    start = _start(rest)
+    if start is None and not IMAGE.search(image.text):
+        return None
+    command, arguments = start or ((), tuple(rest))
+    return Found(words[0].line, command, arguments, image, tuple(variables), container=container, in_container=True)
 
 
 def _start(words: Sequence[Word]) -> tuple[tuple[Word, ...], tuple[Word, ...]] | None:
