@@ -142,9 +142,9 @@ def test_images_and_variables_are_known_too():
     assert old_flags.check_command(["serve"]) is None
     assert old_flags.check_command([]) is None
     assert "vllm/vllm-openai" in old_flags.check_image("vllm/vllm:latest").advice
-    assert "vllm/vllm-openai" in old_flags.check_image("docker.io/vllm/vllm").advice
+    assert "vllm/vllm-openai" in old_flags.check_image("images.example:5000/vllm/vllm").advice
     assert old_flags.check_image("vllm/vllm-openai:v0.32.0") is None
-    assert old_flags.check_image("registry.local:5000/mine") is None
+    assert old_flags.check_image("images.example:5000/mine") is None
     assert old_flags.check_variable("VLLM_USE_V1").verdict is Verdict.GONE
     assert "VLLM_LOGGING_LEVEL" in old_flags.check_variable("VLLM_LOGING_LEVEL").advice
     assert old_flags.check_variable("VLLM_API_KEY") is None

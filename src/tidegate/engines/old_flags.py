@@ -163,7 +163,7 @@ def check_image(image: str) -> Remark | None:
     """A remark for a container image that does not exist."""
     path, _, _ = image.partition("@")
     name = path.rpartition(":")[0] if ":" in path.rpartition("/")[2] else path
-    old = old_names.IMAGES.get(name.removeprefix("docker.io/"))
+    old = old_names.IMAGES.get("/".join(name.split("/")[-2:]))
     if old is None:
         return None
     return Remark(0, image, Verdict.GONE, f"{image}: {old.why}", f"use {old.today}:v{PINNED}")
