@@ -51,6 +51,16 @@ def test_compressed_caches_experts_and_nested_configs_are_read():
     assert nested.layers == 18
 
 
+def test_older_names_of_the_same_numbers_are_understood():
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
+    facts = from_config({**gpt2, "n_inner": None, "vocab_size": 50_257}, name="gpt2")
+    assert (facts.hidden, facts.layers, facts.heads, facts.feed_forward) == (768, 12, 12, 3072)
+    assert facts.context_tokens == 1024
+    assert facts.generates
+    untold = {key: value for key, value in ERNIE_CONFIG.items() if key != "max_position_embeddings"}
+    assert from_config(untold, name="x").context_tokens == 2048
+
+
 @pytest.mark.parametrize(("told", "dtype"), [("float32", "float32"), ("torch.float16", "float16"), (None, "bfloat16")])
 def test_the_dtype_is_read_in_every_spelling(told, dtype):
     assert from_config({**ERNIE_CONFIG, "torch_dtype": told}, name="x").dtype == dtype

@@ -15,6 +15,16 @@ DTYPE_BYTES: Final[Mapping[str, float]] = {"float32": 4, "bfloat16": 2, "float16
 WEIGHTS: Final = "*.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
+UNTOLD_CONTEXT: Final = 2048
+"""What vLLM takes for a model that does not tell its positions."""
+OLDER_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+}
+"""What GPT-2, MPT, ChatGLM and others of their time call the same numbers."""
 GENERATIVE: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How architectures of models that write texts end."""
 
@@ -121,21 +131,21 @@ def from_config(config: Mapping[str, Any], *, name: str, weights_bytes: int | No
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else None
     top = {**config, **(text or {})}
     try:
-        hidden, heads = int(top["hidden_size"]), int(top["num_attention_heads"])
+        hidden, heads = _number(top, "hidden_size"), _number(top, "num_attention_heads")
         names = top.get("architectures") or ["unknown"]
         quantisation = top.get("quantization_config") or {}
         latent = int(top.get("kv_lora_rank") or 0)
         facts = ModelFacts(
             name=name,
             architecture=str(names[0]),
-            layers=int(top["num_hidden_layers"]),
+            layers=_number(top, "num_hidden_layers"),
             hidden=hidden,
-            feed_forward=int(top["intermediate_size"]),
+            feed_forward=_number(top, "intermediate_size", 4 * hidden),
             heads=heads,
             kv_heads=int(top.get("num_key_value_heads") or heads),
             head_dim=int(top.get("head_dim") or hidden // heads),
             vocabulary=int(top["vocab_size"]),
-            context_tokens=int(top["max_position_embeddings"]),
+            context_tokens=_number(top, "max_position_embeddings", UNTOLD_CONTEXT),
             dtype=_dtype(top.get("dtype") or top.get("torch_dtype")),
             parameters=0,
             weights_bytes=weights_bytes or 0,
@@ -175,6 +185,15 @@ def read(folder: Path, *, name: str = "") -> ModelFacts:
         raise ModelError(f"{config} is no JSON object")
     sizes = [path.stat().st_size for path in folder.glob(WEIGHTS)]
     return from_config(fields, name=name or folder.name, weights_bytes=sum(sizes) if sizes else None)
+
+
+def _number(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    for one in (name, *OLDER_KEYS.get(name, ())):
+        if config.get(one) is not None:
+            return int(config[one])
+    if otherwise is None:
+        raise KeyError(name)
+    return otherwise
 
 
 def _dtype(told: Any) -> str:
