@@ -1,4 +1,4 @@
-"""`tidegate models`: list, pull, path, verify, remove, prune, outdated."""
+"""`tidegate models`: list, pull, path, stage, verify, remove, prune, outdated."""
 
 import sys
 from pathlib import Path
@@ -136,6 +136,65 @@ def _named(models: Path, name: str) -> list[Stored]:
 
 
 @app.command()
+def stage(
+    name: Name,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder on a fast disk; engines.stage_to of the settings by default.")
+    ] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Only this form; all that are here by default.")
+    ] = None,
+    drop: Annotated[bool, typer.Option("--remove", help="Take the copy away; the model itself stays.")] = False,
+) -> None:
+    """Copy a model's weights to a fast disk, checked; engines load them from there from their next start on."""
+    from tidegate import config
+    from tidegate.models import staging
+    from tidegate.models.progress import for_terminal
+
+    home = data_folder()
+    sources = _sources(home.models, name, form)
+    if drop:
+        freed = sum(staging.remove(home.models, source) for source in sources)
+        print(f"{freed / MIB:,.0f} MiB freed" if freed else f"there is no copy of {name}")
+        return
+    target = to or config.load(config.find_file(None, home.path)).engines.stage_to
+    if target is None:
+        raise ModelError(
+            "where to is not said", hint="give a folder on a fast disk with --to, or set stage_to below [engines]"
+        )
+    progress = for_terminal()
+    for source in sources:
+        copy = staging.stage(home.models, source, target, progress)
+        print(copy.path)
+        if copy.read_s:
+            progress.say(f"the source was read at {speed(copy.copied_bytes, copy.read_s)}")
+            progress.say(f"the copy was read back at {speed(copy.size_bytes, copy.check_s)}, and is whole")
+        else:
+            progress.say("it was there already, and is whole")
+
+
+def _sources(models: Path, name: str, form: Format | None) -> list[Path]:
+    """The files or folders of a model: by its name, by hand, or anywhere."""
+    anywhere = Path(name).expanduser()
+    if anywhere.exists() and ("/" in name or anywhere.suffix == ".gguf"):
+        return [anywhere]
+    by_hand = [file for file in library.by_hand(models) if name in {file.name, file.stem}]
+    if by_hand and form != "safetensors":
+        return by_hand
+    found = [
+        one for one in _existing(models, name) if form is None or (one.variant == SAFETENSORS) == (form == SAFETENSORS)
+    ]
+    if not found:
+        raise ModelError(f"{name} is not on this machine as {form}", hint="see `tidegate models list`")
+    return [one.path for one in found]
+
+
+def speed(size_bytes: int, seconds: float) -> str:
+    """`120 MB/s`."""
+    return f"{size_bytes / 1e6 / max(seconds, 1e-6):,.0f} MB/s"
+
+
+@app.command()
 def verify(names: Annotated[list[str] | None, typer.Argument(help="Models to verify; all by default.")] = None) -> None:
     """Read every byte of the models and compare checksums."""
     from tidegate.gguf import read_header
@@ -198,11 +257,15 @@ def remove(
 def prune() -> None:
     """Take away partial downloads, and conversions of weights that have changed."""
     from tidegate.models.prune import prune as prune_models
+    from tidegate.models.staging import prune as prune_copies
 
     freed = 0
     for gone in prune_models(data_folder().models):
         freed += gone.freed_bytes
         print(f"{gone.path}: {gone.why}, {gone.freed_bytes / MIB:,.0f} MiB")
+    for place, freed_bytes in prune_copies(data_folder().models):
+        freed += freed_bytes
+        print(f"{place}: a copy of a model that is gone, {freed_bytes / MIB:,.0f} MiB")
     print(f"{freed / MIB:,.0f} MiB freed")
 
 

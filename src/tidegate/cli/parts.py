@@ -5,12 +5,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tidegate import logs
+from tidegate.cli.room import check_room, shared_out
 from tidegate.cli.say import say
 from tidegate.cli.vllm_parts import VllmParts
 from tidegate.config import (
@@ -18,9 +19,11 @@ from tidegate.config import (
     FakeOptions,
     LlamaCppOptions,
     ModelSettings,
+    RayNeeds,
     Settings,
     VllmOptions,
     hub_environment,
+    split_address,
     terminal_language,
 )
 from tidegate.control.control import Parts
@@ -28,7 +31,10 @@ from tidegate.control.plan import Form, Need, ReplicaSpec
 from tidegate.control.snapshot import Keys
 from tidegate.engines.base import Engine, ModelFiles, Spawn
 from tidegate.engines.process import Place
-from tidegate.errors import EngineStartError, OperatorError, SettingError
+from tidegate.errors import EngineStartError, ModelError, OperatorError, SettingError
+from tidegate.fleet import dns
+from tidegate.fleet.base import Order
+from tidegate.fleet.ray import RayFleet
 from tidegate.home import Home, write_private
 from tidegate.models.hubs import hubs_for
 from tidegate.models.progress import for_terminal
@@ -38,6 +44,8 @@ from tidegate.types import GpuReport, UsageCount
 
 LAN_KEY = "lan"
 """Name of the key that `--lan` makes, and stem of the file in the data folder that keeps it."""
+
+NAME_IT = "give its model a name with [[model]] and [[pool]], and it may come later"
 
 Result = TypeVar("Result")
 
@@ -92,7 +100,20 @@ def make_parts(
     vllm = VllmParts(home)
 
     async def resolve(wanted: Mapping[Need, ModelSettings]) -> Mapping[Need, ModelFiles]:
-        return {need: await in_thread(partial(_files, resolver, model, need.form)) for need, model in wanted.items()}
+        stage_to = read_settings().engines.stage_to
+        found = {}
+        for need, model in wanted.items():
+            files = await in_thread(partial(_files, resolver, model, need.form))
+            found[need] = await in_thread(partial(fastest, files, home.models, stage_to))
+        return found
+
+    async def room(specs: Sequence[ReplicaSpec]) -> None:
+        await in_thread(partial(check_room, [spec for spec in specs if spec.fleet == "local"], vllm))
+
+    cluster = RayFleet(home, environ=dict(os.environ), log=logs.get())
+
+    def make(spec: ReplicaSpec, spawn: Spawn) -> Engine:
+        return cluster.engine(order_of(spec)) if spec.fleet == "ray" else make_engine(spec, spawn, home, vllm)
 
     return Parts(
         environ=dict(os.environ),
@@ -101,7 +122,10 @@ def make_parts(
         settings=read_settings,
         resolve=resolve,
         served=served,
-        make_engine=lambda spec, spawn: make_engine(spec, spawn, home, vllm),
+        make_engine=make,
+        room=room,
+        released=vllm.released,
+        cluster=cluster,
         keys=store.keys,
         add_usage=store.add_usage,
         gpus=gpus,
@@ -119,7 +143,7 @@ def make_engine(
             from tidegate.engines.llamacpp import LlamaCppEngine
 
             assert spec.files is not None  # noqa: S101 - the plan gives files to every pool that loads them
-            return LlamaCppEngine(spec.files, spec.options, place)
+            return LlamaCppEngine(spec.files, spec.options, place, machine=shared_out(spec.starting))
         case VllmOptions():
             return vllm.engine(spec, spec.options, place)
         case FakeOptions():
@@ -132,6 +156,44 @@ def make_engine(
             return ExternalEngine(spec.url, spec.options)
         case _:
             raise SettingError("pool.engine", f"{spec.engine!r} is no engine")
+
+
+def order_of(spec: ReplicaSpec) -> Order:
+    """What a cluster is told of a replica."""
+    needs = spec.needs or RayNeeds()
+    return Order(
+        replica=spec.id,
+        digest=spec.digest,
+        model=spec.model,
+        engine=spec.engine,
+        options=spec.options.model_dump(mode="json"),
+        files=spec.files,
+        cpus=needs.cpus,
+        gpus=needs.gpus,
+        memory_bytes=needs.memory_mib * 1024 * 1024,
+        resources=needs.resources,
+    )
+
+
+def fastest(files: ModelFiles, models: Path, stage_to: Path | None) -> ModelFiles:
+    """The model's copy on a fast disk, made now where the settings name one; the model itself where there is none.
+
+    Blocks. Whatever is wrong with a copy, the model is served: what is wrong is told.
+    """
+    from tidegate.models import staging
+
+    try:
+        if stage_to is not None:
+            copy = staging.stage(models, files.path, stage_to, for_terminal())
+        elif (held := staging.staged(models, files.path)) is not None:
+            copy = held
+        else:
+            return files
+    except (ModelError, OSError) as error:
+        logs.get().warning("weights are loaded from where they are", model=files.name, cause=str(error))
+        return files
+    logs.get().info("weights staged", model=files.name, file=str(copy.path), copied_mib=copy.copied_bytes // 1024**2)
+    return replace(files, path=copy.path)
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
@@ -166,8 +228,18 @@ async def served(settings: Settings) -> Mapping[str, str]:
     for pool in settings.pool:
         options = pool.engine_options()
         if pool.model == "auto" and isinstance(options, ExternalOptions):
-            found[pool.model] = await _own_name(pool.urls[0], options)
+            found[pool.model] = await _own_name(pool.urls[0] if pool.urls else await _first_url(pool.dns.name), options)
     return found
+
+
+async def _first_url(name: str) -> str:
+    """Of the engines behind a name."""
+    host, port = split_address(name)
+    try:
+        addresses = await dns.system(host, port)
+    except OSError as error:
+        raise OperatorError(f"{name} cannot be looked up: {error.strerror or error}", hint=NAME_IT) from None
+    return dns.url_of(next(iter(addresses)), port)
 
 
 async def _own_name(url: str, options: ExternalOptions) -> str:
@@ -178,8 +250,7 @@ async def _own_name(url: str, options: ExternalOptions) -> str:
     try:
         return serving_name((await engine.ready()).served_name)
     except EngineStartError as error:
-        hint = "start it first; or give its model a name with [[model]] and [[pool]], and it may come later"
-        raise OperatorError(str(error), hint=hint) from None
+        raise OperatorError(str(error), hint=f"start it first; or {NAME_IT}") from None
 
 
 def _files(resolver: Resolver, model: ModelSettings, form: Form) -> ModelFiles:

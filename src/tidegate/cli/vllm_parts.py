@@ -16,6 +16,7 @@ from tidegate.engines.vllm import Flags, VllmEngine
 from tidegate.engines.vllm_cpu import this_cpu
 from tidegate.engines.vllm_gpu import Taken, choose_gpu
 from tidegate.engines.vllm_program import Program
+from tidegate.errors import ModelError
 from tidegate.gpus import Gpu
 from tidegate.home import Home
 
@@ -45,6 +46,24 @@ class VllmParts:
             choose=lambda program: self._choose(program, spec, options, files),
         )
 
+    def room(self, specs: Sequence[ReplicaSpec]) -> None:
+        """Whether each of these replicas can have a GPU of its own. Blocks; raises ModelError with the numbers.
+
+        Without GPUs, and where the settings say themselves which are used, the start itself tells.
+        """
+        gpus = tuple(self.read_gpus())
+        taken = dict(self.taken)
+        for spec in specs:
+            options = spec.options
+            assert isinstance(options, VllmOptions) and spec.files is not None  # noqa: S101, PT018 - as in `engine`
+            several = any(argument.partition("=")[0] in SEVERAL for argument in options.args)
+            if gpus and not several and "CUDA_VISIBLE_DEVICES" not in {**os.environ, **options.env}:
+                taken[spec.id] = choose_gpu(numbered(gpus, spec), taken, spec.id, spec.files).id
+
+    def released(self, replica: str) -> None:
+        """A replica is gone for good: others may have its GPU."""
+        self.taken.pop(replica, None)
+
     def _choose(self, program: Program, spec: ReplicaSpec, options: VllmOptions, files: ModelFiles) -> Flags:
         """Blocks for the driver. Raises ModelError where the model fits on no GPU."""
         several = any(argument.partition("=")[0] in SEVERAL for argument in options.args)
@@ -57,7 +76,7 @@ class VllmParts:
             env["CUDA_VISIBLE_DEVICES"] = visible[spec.number % len(visible)]
             gpu = next((one for one in gpus if one.id == env["CUDA_VISIBLE_DEVICES"]), gpus[0] if gpus else None)
         elif gpus and not several:
-            gpu = choose_gpu(gpus, self.taken, spec.id, files)
+            gpu = choose_gpu(numbered(gpus, spec), self.taken, spec.id, files)
             self.taken[spec.id] = gpu.id
             env["CUDA_VISIBLE_DEVICES"] = gpu.id
             logs.get().info("gpu chosen", replica=spec.id, gpu=gpu.name, id=gpu.id)
@@ -66,7 +85,7 @@ class VllmParts:
         if gpu is not None:
             hardware = _gpu(gpu)
         else:
-            hardware = _cpu(spec.siblings)
+            hardware = _cpu(spec.siblings, spec.starting)
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several replicas would all be bound to the same first cores
         wishes = plan_types.Wishes(options.context_tokens, options.slots, options.memory_share, options.fp8)
         plan = profiles.plan(
@@ -111,8 +130,19 @@ def _gpu(gpu: Gpu) -> plan_types.Gpu:
     )
 
 
-def _cpu(siblings: int) -> plan_types.Cpu:
-    """One replica's share: those of a pool start beside one another, and each sees all memory free."""
+def numbered(gpus: Sequence[Gpu], spec: ReplicaSpec) -> Sequence[Gpu]:
+    """Those that the pool of a replica may have. Raises ModelError for one that is not there."""
+    missing = [number for number in spec.gpus if number >= len(gpus)]
+    if missing:
+        there = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(gpus))
+        raise ModelError(
+            f"pool {spec.pool!r} wants GPU {missing[0]}, and this machine has {there}", hint="look at gpus of the pool"
+        )
+    return [gpus[number] for number in spec.gpus] or gpus
+
+
+def _cpu(siblings: int, starting: int) -> plan_types.Cpu:
+    """One replica's share: those that start beside one another all see the same memory free."""
     cpu = this_cpu()
     cores = max(cpu.cores // siblings, 1)
-    return plan_types.Cpu(cpu.flags, cores, cpu.total_bytes, cpu.available_bytes // siblings)
+    return plan_types.Cpu(cpu.flags, cores, cpu.total_bytes, cpu.available_bytes // starting)

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,7 @@ def check(settings: Settings) -> None:
 
 
 def _check_names(settings: Settings) -> None:
+    _check_gpus(settings.pool)
     names: dict[str, int] = {}
     for position, model in enumerate(settings.model, 1):
         for name in (model.name, *model.aliases):
@@ -267,6 +268,22 @@ def _check_names(settings: Settings) -> None:
             raise SettingError(f"pool.{position}.urls", 'are missing; engine = "external" needs them', hint=hint)
         if pool.engine != "external" and pool.urls:
             raise SettingError(f"pool.{position}.urls", 'are for engine = "external" only')
+
+
+def _check_gpus(pools: Sequence[PoolSettings]) -> None:
+    """One replica on each GPU, and each GPU in one pool."""
+    owners: dict[int, str] = {}
+    for position, pool in enumerate(pools, 1):
+        setting = f"pool.{position}.gpus"
+        if pool.gpus and (pool.engine != "vllm" or pool.fleet != "local"):
+            raise SettingError(setting, 'are for engine = "vllm" on this machine')
+        if pool.gpus and pool.replicas > len(pool.gpus):
+            hint = "one replica takes one GPU: name more of them, or set fewer replicas"
+            raise SettingError(setting, f"are {len(pool.gpus)}, for {pool.replicas} replicas", hint=hint)
+        for number in pool.gpus:
+            if number in owners:
+                raise SettingError(setting, f"GPU {number} is already one of pool {owners[number]!r}")
+            owners[number] = pool.name
 
 
 def _check_fleet(path: str, pool: PoolSettings) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -265,6 +265,9 @@ class PoolSettings(Section):
     """With replicas_max: engines are added and taken away by how long requests wait, and are never fewer than this."""
     replicas_max: int | None = Field(None, ge=1, le=64, examples=[4])
     """Most engines that are started while requests wait."""
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), examples=[[0, 1]])
+    """For engine = "vllm": GPUs of this machine that its replicas get, one each in this order, by their numbers
+    (nvidia-smi); none named means any that is free."""
     urls: tuple[EngineUrl, ...] = ()
     """Where external engines are, such as "http://10.0.0.5:8000"."""
     scaling: ScalingSettings = Field(default_factory=ScalingSettings)
@@ -291,6 +294,9 @@ class EnginesSettings(Section):
     """Further arguments of pip, which reads its own settings (pip.conf, PIP_* variables) all the same."""
     python: Path | None = Field(None, examples=["/usr/bin/python3.12"])
     """Python that environments are made with. Default: the one that runs Tidegate."""
+    stage_to: Path | None = Field(None, examples=["/nvme/tidegate"])
+    """Folder on a fast disk, or in memory (/dev/shm/tidegate), that weights are copied to once, checked, and loaded
+    from; `tidegate models stage` does it by hand."""
 
 
 class Settings(Section):

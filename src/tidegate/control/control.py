@@ -75,6 +75,8 @@ class Parts:
     """Writes to the store. Blocks; raises OperatorError."""
     room: Callable[[Sequence[ReplicaSpec]], Awaitable[None]] | None = None
     """Whether these replicas have room beside what runs. Raises OperatorError, with the arithmetic."""
+    released: Callable[[str], None] = lambda _: None
+    """Told of each replica that is gone for good."""
     gpus: Callable[[], tuple[GpuReport, ...]] | None = None
     """What was read last of this machine's; None where it has none."""
     cluster: Fleet | None = None
@@ -117,6 +119,7 @@ class Control:
             changed=self._on_change,
             idle=self._idle,
             drained=self.hand.is_drained,
+            released=parts.released,
             elsewhere=lambda spec: parts.cluster.adopt(spec.id, spec.digest) if parts.cluster else None,
         )
         self._supervisor = Supervisor(

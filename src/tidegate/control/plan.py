@@ -50,7 +50,11 @@ class ReplicaSpec:
     """`local`, `ray` or `dns`: where it is."""
     needs: RayNeeds | None = None
     """What it takes of a cluster."""
+    gpus: tuple[int, ...] = ()
+    """The one it gets, by number; empty for any."""
     number: int = 0
+    starting: int = field(default=1, compare=False)
+    """Replicas of this machine that start in this moment, itself included: none of them has its memory yet."""
     siblings: int = field(default=1, compare=False)
     """Replicas of its pool, which share the machine's cores; another number of them is no reason to start it anew."""
     digest: str = field(default="", compare=False)
@@ -133,6 +137,7 @@ def make_plan(
                 files=files.get(Need(pool.model, form)) if form is not None else None,
                 url=urls[number] if pool.engine == "external" else "",
                 fleet=pool.fleet,
+                gpus=(pool.gpus[number % len(pool.gpus)],) if pool.gpus else (),
                 needs=pool.ray if pool.fleet == "ray" else None,
                 number=number,
                 siblings=count,
@@ -179,6 +184,8 @@ def _with_digest(spec: ReplicaSpec) -> ReplicaSpec:
     }
     if spec.needs is not None:
         what["ray"] = spec.needs.model_dump(mode="json")
+    if spec.gpus:
+        what["gpus"] = spec.gpus
     return replace(spec, digest=digest(what))
 
 

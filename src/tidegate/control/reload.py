@@ -76,7 +76,11 @@ def effect_of(setting: str) -> Effect:
     section, _, key = setting.partition(".")
     if section in RESTART or setting in RESTART:
         return Effect.RESTART
-    if section == "pool" or (section == "model" and key.rpartition(".")[2] in {"source", "quantisation"}):
+    if (
+        section == "pool"
+        or setting == "engines.stage_to"
+        or (section == "model" and key.rpartition(".")[2] in {"source", "quantisation"})
+    ):
         return Effect.REPLICAS
     return Effect.LIVE
 

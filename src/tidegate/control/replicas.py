@@ -41,13 +41,14 @@ class Replicas:
         changed: Callable[[], None],
         idle: Callable[[str], bool],
         drained: Callable[[str], bool] = lambda _: False,
+        released: Callable[[str], None] = lambda _: None,
         elsewhere: Callable[[ReplicaSpec], Adopted | None] = lambda _: None,
     ) -> None:
         self.plan = Plan()
         self.keepers: dict[str, Keeper] = {}
         self._launcher, self._make_engine = launcher, make_engine
         self._world, self._changed, self._idle, self._drained = world, changed, idle, drained
-        self._elsewhere = elsewhere
+        self._elsewhere, self._released = elsewhere, released
         self._leaving: set[str] = set()
         self._ending = False
         self._checks: dict[str, tuple[EngineLife | AdoptedEngineLife, asyncio.Task[None]]] = {}
@@ -145,7 +146,9 @@ class Replicas:
     def _keeper(self, spec: ReplicaSpec) -> Keeper:
         return Keeper(
             spec.id,
-            lambda: EngineLife(self._launcher, spec, self._make_engine, self._world.log),
+            lambda: EngineLife(
+                self._launcher, replace(spec, starting=self._starting()), self._make_engine, self._world.log
+            ),
             world=self._world,
             changed=lambda: self._noticed(spec.id),
             policy=FOREIGN if spec.engine == "external" else None,
@@ -153,6 +156,12 @@ class Replicas:
             last_words=lambda status: self._last_words(spec.id, status),
             again=f"tidegate scale {spec.pool}",
         )
+
+    def _starting(self) -> int:
+        """How many replicas of this machine have yet to take their memory, one that is being made included."""
+        early = {ReplicaState.STARTING, ReplicaState.WARMING}
+        here = {spec.id for spec in self.plan.replicas if spec.fleet == "local" and spec.engine != "external"}
+        return max(sum(keeper.view.state in early for name, keeper in self.keepers.items() if name in here), 1)
 
     def _last_words(self, name: str, status: int | None) -> tuple[str, tuple[str, ...]]:
         life = self.keepers[name].life
@@ -215,6 +224,7 @@ class Replicas:
             await self.idle(name, drain_s)
         await self.keepers[name].stop(STOP_GRACE_S)
         self._leaving.discard(name)
+        self._released(name)
         if self._launcher.records.get(name) is None:
             self._launcher.followers.forget(name)
 

@@ -188,6 +188,11 @@ class Steering:
                 f"replicas: {replicas} is not from 1 to {MOST_REPLICAS}; to have none, take the pool out of the settings",
                 param="replicas",
             )
+        if found.gpus and replicas is not None and replicas > len(found.gpus):
+            raise BadRequest(
+                f"replicas: pool {pool!r} has {len(found.gpus)} GPUs (gpus = {list(found.gpus)}), one for each replica",
+                param="replicas",
+            )
         try:
             return await control.resize(pool, replicas)
         except OperatorError as error:

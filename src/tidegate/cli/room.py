@@ -1,0 +1,31 @@
+"""Whether more replicas have room on this machine, told before any of them is started."""
+
+from collections.abc import Sequence
+
+from tidegate.cli.vllm_parts import VllmParts
+from tidegate.config import LlamaCppOptions, VllmOptions
+from tidegate.control.plan import ReplicaSpec
+from tidegate.engines import llamacpp_fit
+from tidegate.engines.llamacpp_fit import Machine, this_machine
+from tidegate.errors import ModelError
+from tidegate.gguf import read_header
+
+
+def check_room(specs: Sequence[ReplicaSpec], vllm: VllmParts) -> None:
+    """Whether these replicas of this machine have room, all of them, beside what runs. Blocks; raises ModelError."""
+    on_cpu = [spec for spec in specs if isinstance(spec.options, LlamaCppOptions)]
+    machine = shared_out(len(on_cpu))
+    for spec in on_cpu:
+        assert isinstance(spec.options, LlamaCppOptions) and spec.files is not None  # noqa: S101, PT018 - chosen so
+        try:
+            llamacpp_fit.fit(read_header(spec.files.path), spec.options, machine, model=spec.files.name)
+        except ModelError as error:
+            many = f", for each of {len(on_cpu)}" if len(on_cpu) > 1 else ""
+            raise ModelError(f"{error}{many}", hint=error.hint) from None
+    vllm.room([spec for spec in specs if isinstance(spec.options, VllmOptions)])
+
+
+def shared_out(starting: int) -> Machine:
+    """The machine as one of so many engines finds it that start together: none has taken its memory yet."""
+    whole = this_machine()
+    return Machine(whole.cores, whole.available_bytes // max(starting, 1))
