@@ -15,6 +15,9 @@ CONFIG = "pydantic_core._pydantic_core.ValidationError: 1 validation error for M
 BEFORE = (
     "INFO 12-01 03:55:10 [api_server.py:1351] vLLM API server version 0.32.0\n"
     "WARNING 12-01 03:55:12 [cpu.py:188] Triton is not installed. triton-cpu is expected on x86 CPUs.\n"
+    "(APIServer pid=4100) WARNING 12-01 03:55:13 [system_utils.py:255] Found ulimit of 20000 and failed to automatically "
+    "increase with error current limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too "
+    "many open files`. Consider increasing with ulimit -n\n"
 )
 AFTER = (
     "\n(APIServer pid=4100) Traceback (most recent call last):\n"
@@ -267,6 +270,18 @@ def test_one_engine_s_faults_are_not_looked_for_in_the_other_s_log():
     assert sum(fault.engine in {VLLM, BOTH} for fault in FAULTS) > 40
 
 
+def test_what_the_engine_only_warns_of_is_no_cause_of_its_end(tmp_path):
+    log = tmp_path / "chat-0.log"
+    log.write_text(
+        BEFORE + "(EngineCore pid=7) ERROR 12-01 03:55:30 [core.py:946] torch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    cause, lines = vllm_causes.last_words(log, 0, 1)
+    assert cause.startswith("the GPU has too little memory")
+    assert any("out of memory" in line for line in lines)
+    log.write_text(BEFORE)
+    assert vllm_causes.last_words(log, 0, 1)[0] == ""
+
+
 def test_the_supervisor_s_message_is_of_the_same_table():
     text = "torch.OutOfMemoryError: CUDA out of memory."
     assert vllm_causes.likely_cause(text, 1) == diagnose(text, "vllm").sentence
@@ -277,7 +292,14 @@ def test_the_supervisor_s_message_is_of_the_same_table():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "INFO: Started server process [1]", BEFORE, 'INFO: 127.0.0.1 - "POST /v1/chat/completions" 200 OK']
+    "text",
+    [
+        BEFORE,
+        f'[2026-12-01T03:39:04+00:00] WARNING engine log replica=default-0 line="{BEFORE.splitlines()[2]}"',
+        "",
+        "INFO: Started server process [1]",
+        'INFO: 127.0.0.1 - "POST /v1/chat/completions" 200 OK',
+    ],
 )
 def test_a_log_of_an_engine_that_is_well_has_no_fault(text):
     assert diagnose(text, "vllm") is None

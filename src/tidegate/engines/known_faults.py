@@ -12,6 +12,12 @@ LLAMACPP: Final = "llamacpp"
 BOTH: Final = "both"
 EngineName = Literal["vllm", "llamacpp"]
 LONGEST_EVIDENCE: Final = 300
+HARMLESS: Final = re.compile(
+    r"""^(\[[^\]\n]+\]\ \w+\ engine\ log\ [^\n]*?line=")?   # as Tidegate's own log tells it again
+    (\(\w+[^)\n]*\bpid=\d+\)\s*)?(DEBUG|INFO|WARNING)\ \d\d-\d\d\ [^\n]*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+"""What vLLM only remarks: it warns at every start of what may go wrong, in the words of what did."""
 
 
 class Known(NamedTuple):
@@ -252,6 +258,7 @@ FAULTS: Final = (
 
 def diagnose(text: str, engine: EngineName) -> Diagnosis | None:
     """The first fault of an engine that its log shows; None where it is none that is known."""
+    text = HARMLESS.sub("", text)
     for fault in FAULTS:
         if fault.engine not in {engine, BOTH}:
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.engines.causes import TAIL_LINES, ended_by
-from tidegate.engines.known_faults import diagnose
+from tidegate.engines.known_faults import HARMLESS, diagnose
 
 READ_BYTES: Final = 512 * 1024
 """Of the log's end; two tracebacks of several processes, and all that was said before, are shorter."""
@@ -20,8 +20,10 @@ EMPTY_NOISE: Final = re.compile(r"nanobind|leaked function|resource_tracker|^\s*
 
 def last_words(log: Path, since: int, status: int | None) -> tuple[str, tuple[str, ...]]:
     """Why it most likely ended, and the lines that say so best."""
-    lines = [PREFIX.sub("", line, count=1) for line in _read(log, since).splitlines()]
-    return likely_cause("\n".join(lines), status), telling(lines)
+    text = _read(log, since)
+    lines = [PREFIX.sub("", line, count=1) for line in text.splitlines()]
+    grave = [PREFIX.sub("", line, count=1) for line in HARMLESS.sub("", text).splitlines()]
+    return likely_cause("\n".join(grave), status), telling(lines)
 
 
 def likely_cause(text: str, status: int | None) -> str:
