@@ -62,8 +62,8 @@ def say(what: Said) -> None:
 
 def engine_for(job: Job, home: Home) -> Engine:
     """The engine of a job. Raises OperatorError where this node cannot run it."""
-    files = job.files
-    if files is not None and not Path(files.path).exists():
+    files = job.files.here() if job.files is not None else None
+    if files is not None and not files.path.exists():
         raise OperatorError(
             f"node {os.uname().nodename} has no {files.path}",
             hint="a model must have the same path on every node: a shared file system, or a copy on each",

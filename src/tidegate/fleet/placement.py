@@ -4,12 +4,35 @@ Control tells its bridge to the cluster what to place; the bridge asks an actor 
 `python -m tidegate.cli.on_node` there, gives it a `Job`, and passes on what it says.
 """
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tidegate.engines.base import EngineFacts, ModelFiles
 from tidegate.types import DialectName
+
+
+class Files(msgspec.Struct, frozen=True):
+    """A model, at the same path on every node."""
+
+    name: str
+    path: str
+    quantisation: str
+    digest: str
+    context_tokens: int | None = None
+    aliases: tuple[str, ...] = ()
+
+    def here(self) -> ModelFiles:
+        """As engines take it."""
+        return ModelFiles(self.name, Path(self.path), self.quantisation, self.digest, self.context_tokens, self.aliases)
+
+
+def files_of(files: ModelFiles | None) -> Files | None:
+    """As it travels."""
+    if files is None:
+        return None
+    return Files(files.name, str(files.path), files.quantisation, files.digest, files.context_tokens, files.aliases)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -23,7 +46,7 @@ class Job(msgspec.Struct, frozen=True):
     model: str
     engine: str
     options: dict[str, Any]
-    files: ModelFiles | None
+    files: Files | None
     cores: int
     """What it may take of the node's."""
     host: str = ""

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,11 +36,12 @@ from tidegate.fleet.placement import (
     Waits,
     Watch,
     Word,
+    files_of,
 )
 from tidegate.home import Home, write_private
 from tidegate.types import DialectName
 
-MODULE: Final = "tidegate.fleet.ray_bridge"
+BRIDGE: Final = (sys.executable, "-m", "tidegate.fleet.ray_bridge")
 OWNER_FILE: Final = "ray-owner"
 """In the data folder: by this its actors are known from those of other controls on the same cluster."""
 STATE_FILE: Final = "ray.json"
@@ -140,7 +141,9 @@ class RayFleet:
         *,
         environ: Mapping[str, str],
         log: structlog.stdlib.BoundLogger,
+        bridge: Sequence[str] = BRIDGE,
     ) -> None:
+        self._bridge = tuple(bridge)
         self._settings = RaySettings()
         self._home, self._environ, self._log = home, environ, log
         self._process: Process | None = None
@@ -197,7 +200,7 @@ class RayFleet:
             model=order.model,
             engine=order.engine,
             options=dict(order.options),
-            files=order.files,
+            files=files_of(order.files),
             cores=max(int(order.cpus), 1),
         )
         place = Place(job, order.digest, order.cpus, order.gpus, order.memory_bytes, dict(order.resources or {}))
@@ -232,7 +235,7 @@ class RayFleet:
         settings = self._settings
         with (self._home.logs / "ray.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", MODULE),
+                *self._bridge,
                 *("--address", settings.address, "--owner", self._owner()),
                 *("--lost-after-s", str(settings.lost_after_s)),
                 *("--orphan-after-s", str(settings.orphan_after_s)),
