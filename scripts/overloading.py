@@ -6,8 +6,8 @@ the engines can serve. Latency counts from the time at which a request should ha
 
 Without a mode: a row for each front and load. `--batch-only`: the same of batch work alone. `--step`: half the load, three
 times, half again, second by second. `--long`: short chats with and without prompts of 16,384 tokens, in turns. `--real`:
-rows of two llama.cpp engines with the demo model. `--json FILE` keeps the figures, `--with FILE` adds those of earlier
-runs (medians are shown), `--svg FILE` draws them.
+rows of two llama.cpp engines with the demo model. `--json FILE` keeps the figures, `--svg FILE` draws them; `--draw FILE...`
+runs nothing, and shows the medians of what earlier runs kept.
 """
 
 import argparse
@@ -21,11 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -36,14 +34,11 @@ import tidegate
 from load import fronts, long_prompts, real_engines, steps
 from load.clients import raise_open_files
 from load.overload import Load, Outcome, Phase, one, plan, row
-from load.plots import Panel, Series, draw
+from load.overload_plots import Row, draw_loads, draw_steps, medians
 from load.programs import Program
 
 BOUNDS_S = (1.0, 1.1, 1.25, 1.5, 2.0)
-STEP_S = (10.0, 10.0, 25.0)
-STEP_LOADS = (0.5, 3.0, 0.5)
-CALIBRATE_S = 12.0
-Row = dict[str, Any]
+WARM_UP_S, CALIBRATE_S = 4.0, 12.0
 
 
 class Bench:
@@ -64,15 +59,30 @@ class Bench:
                     fronts.front(name, self.folder, engines) as front,
                 ):
                     rate = load * fronts.capacity(len(engines), shares)
-                    await self._row(name, load, Phase(rate, self.asked.seconds, shares), front, engines=engines)
+                    await self._row(
+                        name,
+                        load,
+                        Phase(rate, self.asked.seconds, shares),
+                        front,
+                        engines=engines,
+                        seed=self.asked.seed,
+                    )
 
     async def _row(
-        self, name: str, load: float, phase: Phase, front: Program, *, engines: Sequence[Program], key: str = ""
+        self,
+        name: str,
+        load: float,
+        phase: Phase,
+        front: Program,
+        *,
+        engines: Sequence[Program],
+        seed: int,
+        key: str = "",
     ) -> None:
         requests = fronts.requests() if not key else real_engines.requests()
         before = fronts.tokens_made(engines, key)
         arriving = Load(front.port, requests)
-        await arriving.arrive(plan([phase], self.asked.seed), phase.seconds)
+        await arriving.arrive(plan([phase], seed), phase.seconds)
         made = fronts.tokens_made(engines, key) - before
         outcomes = await arriving.finish()
         bounds = sorted({*BOUNDS_S, self.asked.whole_s})
@@ -84,38 +94,40 @@ class Bench:
         """Rows of real engines; what they can serve is measured first."""
         with real_engines.llamacpp_engines(self.folder) as (engines, key_file):
             key = key_file.read_text()
-            with fronts.front(self.asked.fronts[0], self.folder, engines, key_file) as front:
-                rate = await calibrate(front.port)
-            print(f"{rate:.2f} requests/s of the mix are served with {2 * real_engines.SLOTS} at once")
+            rate = self.asked.rate
+            if not rate:
+                with fronts.front(self.asked.fronts[0], self.folder, engines, key_file) as front:
+                    await calibrate(front.port, WARM_UP_S)
+                    rate = await calibrate(front.port, CALIBRATE_S)
+            print(f"1 x is {rate:.2f} requests/s: what is served with {2 * real_engines.SLOTS} at once")
             for load in self.asked.load:
-                for name in self.asked.fronts:
-                    with fronts.front(name, self.folder, engines, key_file) as front:
-                        await self._row(
-                            name,
-                            load,
-                            Phase(load * rate, self.asked.seconds, fronts.MIX),
-                            front,
-                            engines=engines,
-                            key=key,
-                        )
+                phase = Phase(load * rate, self.asked.seconds, fronts.MIX)
+                for number in range(self.asked.rounds):
+                    for name in self.asked.fronts:
+                        with fronts.front(name, self.folder, engines, key_file) as front:
+                            await self._row(
+                                name, load, phase, front, engines=engines, key=key, seed=self.asked.seed + number
+                            )
 
     async def step(self) -> None:
         """Half the load, three times, and half again."""
         rate = fronts.capacity(2)
-        phases = [Phase(load * rate, seconds, fronts.MIX) for load, seconds in zip(STEP_LOADS, STEP_S, strict=True)]
-        down_s, target_s = sum(STEP_S[:2]), self.asked.target_ms / 1e3
+        phases = [
+            Phase(load * rate, seconds, fronts.MIX) for load, seconds in zip(steps.LOADS, steps.SECONDS, strict=True)
+        ]
+        down_s, target_s = sum(steps.SECONDS[:2]), self.asked.target_ms / 1e3
         for name in self.asked.fronts:
             samples = steps.Samples()
             with fronts.fake_engines(self.folder) as engines, fronts.front(name, self.folder, engines) as front:
                 arriving = Load(front.port, fronts.requests(), come_again=self.asked.come_again)
                 reading = asyncio.create_task(steps.sample(front, samples)) if name == "tidegate" else None
-                await arriving.arrive(plan(phases, self.asked.seed), sum(STEP_S))
+                await arriving.arrive(plan(phases, self.asked.seed), sum(steps.SECONDS))
                 if reading is not None:
                     reading.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await reading
                 outcomes = await arriving.finish()
-            rows = steps.per_second(outcomes, sum(STEP_S))
+            rows = steps.per_second(outcomes, sum(steps.SECONDS))
             recovered = steps.recovery_s(rows, down_s, target_s)
             self.steps[name] = {"seconds": rows, "recovery_s": recovered, "samples": vars(samples)}
             within = "not before the end" if recovered is None else f"within {recovered:.0f} s"
@@ -126,7 +138,7 @@ class Bench:
             if self.asked.come_again:
                 print(*(steps.returns(outcomes, kind, down_s) for kind in fronts.MIX), sep="\n")
             for replica, limits in samples.limits.items():
-                held = [limit for at, limit in zip(samples.at_s, limits, strict=False) if at >= STEP_S[0] + 6]
+                held = [limit for at, limit in zip(samples.at_s, limits, strict=False) if at >= steps.SECONDS[0] + 6]
                 print(f"  {replica}: limit {min(held):g} to {max(held):g} from 6 s after the rise on")
 
     async def long(self) -> None:
@@ -165,14 +177,14 @@ class Bench:
         )
 
 
-async def calibrate(port: int) -> float:
+async def calibrate(port: int, seconds: float) -> float:
     """Requests of the mix a second that are served with as many at once as there are slots."""
     requests, rng, done = real_engines.requests(), random.Random(1), 0  # noqa: S311 - draws what clients ask
     begin = time.monotonic()
 
     async def client() -> None:
         nonlocal done
-        while time.monotonic() < begin + CALIBRATE_S:
+        while time.monotonic() < begin + seconds:
             kind = rng.choices(list(fronts.MIX), list(fronts.MIX.values()))[0]
             outcome = Outcome(kind, 0.0)
             await one(port, outcome, rng.choice(requests[kind]), time.monotonic())
@@ -182,80 +194,6 @@ async def calibrate(port: int) -> float:
 
     await asyncio.gather(*(client() for _ in range(2 * real_engines.SLOTS)))
     return done / (time.monotonic() - begin)
-
-
-def medians(rows: Sequence[Row]) -> list[Row]:
-    """One row for each front and load: medians, of faults the most."""
-    found: dict[tuple[float, str], list[Row]] = {}
-    for one_row in rows:
-        found.setdefault((one_row["load"], one_row["front"]), []).append(one_row)
-    return [
-        {
-            key: value if isinstance(value, str) else (max if key == "faults" else median)([r[key] for r in group])
-            for key, value in group[0].items()
-        }
-        for _, group in sorted(found.items(), key=lambda pair: pair[0][0])
-    ]
-
-
-def draw_loads(file: Path, rows: Sequence[Row], title: str, target_s: float, note: str) -> None:
-    loads = sorted({one_row["load"] for one_row in rows})
-
-    def groups(key: str, factor: float) -> list[tuple[str, list[tuple[str, float]]]]:
-        return [
-            (f"{load:g} x", [(one_row["front"], factor * one_row[key]) for one_row in rows if one_row["load"] == load])
-            for load in loads
-        ]
-
-    panels = [
-        Panel(
-            f"interactive requests with a first token within {1e3 * target_s:.0f} ms",
-            " %",
-            groups=groups("in_time", 100),
-            most=110,
-        ),
-        Panel(
-            "their first token, 99th percentile of those served", " s", groups=groups("first_p99_s", 1), log_from=0.01
-        ),
-        Panel("tokens a second", "", groups=groups("tokens_per_s", 1)),
-    ]
-    draw(file, title, panels, note=note, across="load, as a multiple of what the engines can serve")
-
-
-def draw_steps(file: Path, found: Mapping[str, Row], target_s: float, note: str) -> None:
-    waits = [
-        Series(name, [(r["second"] + 0.5, r["first_p99_s"]) for r in one_front["seconds"]])
-        for name, one_front in found.items()
-    ]
-    up, down = STEP_S[0], STEP_S[0] + STEP_S[1]
-    shaded = ((up, down, f"{STEP_LOADS[1]:g} times what can be served"),)
-    marks = ((target_s, f"{1e3 * target_s:.0f} ms"),)
-    panels = [
-        Panel(
-            "first token of interactive requests, 99th percentile of each second",
-            " s",
-            waits,
-            log_from=0.02,
-            marks=marks,
-            shaded=shaded,
-        )
-    ]
-    ours = found.get("tidegate")
-    if ours is not None:
-        samples = ours["samples"]
-        refused = [(r["second"] + 0.5, r["refused"]) for r in ours["seconds"]]
-        came = [(r["second"] + 0.5, r["came"]) for r in ours["seconds"]]
-        counts = [Series("came", came, colour="#868e96"), Series("refused at once", refused, colour="#c2255c")]
-        panels.append(Panel("interactive requests a second before tidegate", "", counts, shaded=shaded))
-        limits = [
-            Series(f"{what} {replica.rpartition('-')[2]}", list(zip(samples["at_s"], values, strict=False)), steps=True)
-            for what, kept in (("limit", samples["limits"]), ("has", samples["running"]))
-            for replica, values in kept.items()
-        ]
-        panels.append(Panel("tidegate: limit and requests of each replica", "", limits, shaded=shaded))
-    draw(
-        file, "A step of the load: 0.5, 3 and 0.5 times what two engines can serve", panels, note=note, across="seconds"
-    )
 
 
 def nginx_version() -> str:
@@ -281,7 +219,7 @@ def arguments() -> argparse.Namespace:
     for mode in ("--batch-only", "--step", "--long", "--real"):
         modes.add_argument(mode, action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--with", type=Path, nargs="+", default=[], dest="earlier")
+    parser.add_argument("--draw", type=Path, nargs="+", help="show what earlier runs kept, and run nothing")
     parser.add_argument("--svg", type=Path)
     asked = parser.parse_args()
     asked.fronts = asked.fronts or [name for name in ("nginx", "tidegate") if name != "nginx" or fronts.has_nginx()]
@@ -289,8 +227,37 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
+def show_again(asked: argparse.Namespace) -> None:
+    """Medians and plots of what earlier runs kept."""
+    found = [json.loads(file.read_text()) for file in asked.draw]
+    note = "; ".join(sorted({one["machine"].partition(", load")[0] + ", " + one["when"].split()[0] for one in found}))
+    for one_run in found:
+        print(f"{one_run['command']}   {one_run['when']}\n{one_run['machine']}")
+    bench = Bench(asked, Path())
+    bench.rows = medians([one_row for one_run in found for one_row in one_run["rows"]])
+    bench.steps = {name: kept for one_run in found for name, kept in one_run["steps"].items()}
+    if bench.rows:
+        print(bench.head(), *map(bench.line, bench.rows), sep="\n")
+    plot(bench, note)
+
+
+def plot(bench: Bench, note: str) -> None:
+    asked = bench.asked
+    if not asked.svg:
+        return
+    if bench.steps:
+        draw_steps(asked.svg, bench.steps, asked.target_ms / 1e3, note)
+    elif bench.rows and not asked.long:
+        engines = "llama.cpp engines with SmolLM2-135M" if asked.real else "engines with continuous batching"
+        title = f"Two {engines}, 70 % interactive, 30 % batch"
+        draw_loads(asked.svg, medians(bench.rows), title, asked.target_ms / 1e3, note)
+
+
 def main() -> None:
     asked = arguments()
+    if asked.draw:
+        show_again(asked)
+        return
     raise_open_files(9000)
     when, command = time.strftime("%Y-%m-%d %H:%M"), f"scripts/overload {' '.join(sys.argv[1:])}"
     machine = (
@@ -308,22 +275,7 @@ def main() -> None:
     if asked.json:
         found = {"command": command, "when": when, "machine": machine, "rows": bench.rows, "steps": bench.steps}
         asked.json.write_text(json.dumps(found, indent=1))
-    rows = [r for file in asked.earlier for r in json.loads(file.read_text())["rows"]] + bench.rows
-    if asked.earlier and not asked.long:
-        print(
-            f"medians of {len(asked.earlier) + bool(bench.rows)} runs",
-            bench.head(),
-            *map(bench.line, medians(rows)),
-            sep="\n",
-        )
-    note = f"{when}, {processor()}, {os.cpu_count()} cores, {nginx_version()}"
-    if asked.svg and asked.step:
-        draw_steps(asked.svg, bench.steps, asked.target_ms / 1e3, note)
-    elif asked.svg and not asked.long:
-        engines = "llama.cpp engines with SmolLM2-135M" if asked.real else "engines with continuous batching"
-        draw_loads(
-            asked.svg, medians(rows), f"Two {engines}, 70 % interactive, 30 % batch", asked.target_ms / 1e3, when
-        )
+    plot(bench, f"{processor()}, {os.cpu_count()} cores, {when.split()[0]}")
 
 
 if __name__ == "__main__":

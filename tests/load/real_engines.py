@@ -18,11 +18,15 @@ INTERACTIVE, BATCH = Kind("interactive", 16, stream=True), Kind("batch", 64)
 TOPICS = ("rivers", "old ships", "bread", "the moon", "trains", "a garden", "winter", "music", "maps", "bees")
 
 
+REQUESTS = 200
+
+
 def requests() -> dict[str, list[bytes]]:
-    """Of each kind some that differ."""
+    """Of each kind many, no prompt beginning like another: what an engine remembers of one does not help the next."""
+    topics = [f"{number}: {TOPICS[number % len(TOPICS)]}" for number in range(REQUESTS)]
     return {
-        "interactive": [INTERACTIVE.request(f"Tell me something about {topic}.", model=NAME) for topic in TOPICS],
-        "batch": [BATCH.request(f"Write a long story about {topic}.", model=NAME) for topic in TOPICS],
+        "interactive": [INTERACTIVE.request(f"{topic}. What is there to say of it?", model=NAME) for topic in topics],
+        "batch": [BATCH.request(f"{topic}. Write a long story about it.", model=NAME) for topic in topics],
     }
 
 

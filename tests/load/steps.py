@@ -12,7 +12,8 @@ from load.overload import Outcome
 from load.programs import Program
 
 SAMPLE_S = 0.25
-RECOVERED_S = 5.0
+LOADS, SECONDS = (0.5, 3.0, 0.5), (10.0, 10.0, 25.0)
+"""Multiples of what the engines can serve, and for how long each."""
 
 
 @dataclass
