@@ -37,6 +37,7 @@ class Host:
 
 class Job:
     size, granted_s = 500, 0.0
+    begun_s = None
 
     def __init__(self, run, klass, tenant, tokens, *, plain):
         self.run, self.klass, self.tenant, self.tokens, self.plain = run, BY_NAME[klass], tenant, tokens, plain

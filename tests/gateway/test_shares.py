@@ -131,17 +131,35 @@ def test_demand_is_arrivals_times_how_long_one_holds_a_slot():
 
 def test_where_all_take_much_the_same_time_it_is_known_when_one_ends():
     state = ended(INTERACTIVE, 1.0, 1.1, 0.9, 1.0, 1.05)
-    assert [state.ends_within(0.05, age_s) for age_s in (0.0, 0.5, 0.9, 0.97, 1.5)] == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert [state.ends_within(0.05, age_s, 0.0, None) for age_s in (0.0, 0.5, 0.9, 0.97, 1.5)] == [
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_where_they_do_not_one_is_as_likely_to_end_as_another():
     state = ended(STANDARD, 0.1, 4.0, 0.2, 3.7)
-    assert state.ends_within(0.05, 0.0) == state.ends_within(0.05, 9.0) == pytest.approx(0.05 / 2.0)
-    assert state.ends_within(50.0, 0.0) == 1.0
+    assert (
+        state.ends_within(0.05, 0.0, 0.0, None) == state.ends_within(0.05, 9.0, 0.0, None) == pytest.approx(0.05 / 2.0)
+    )
+    assert state.ends_within(50.0, 0.0, 0.0, None) == 1.0
+
+
+def test_one_that_waits_inside_its_engine_is_not_on_its_way_and_its_age_counts_from_its_first_word():
+    """An answer takes a second, 0.1 of it until its first word; this one had to wait for a slot in the engine."""
+    state = ended(INTERACTIVE, 1.0, 1.0, 1.0, 1.0)
+    state.began(0.1)
+    assert state.ends_within(0.05, 1.2, 0.0, 0.0) == 0.0, "nothing of it has come"
+    assert state.ends_within(0.05, 1.2, 0.0, 0.7) == 0.0, "it began half a second ago"
+    assert state.ends_within(0.05, 1.6, 0.0, 0.7) == 1.0
+    assert state.ends_within(0.05, 1.2, 0.0, None) == 1.0, "it comes whole: its age is all there is"
 
 
 def test_of_one_that_has_ended_nothing_is_told_of_the_next():
-    assert ended(STANDARD, 4.0).ends_within(0.05, 3.97) == pytest.approx(0.05 / 4.0)
+    assert ended(STANDARD, 4.0).ends_within(0.05, 3.97, 0.0, None) == pytest.approx(0.05 / 4.0)
 
 
 def test_the_wait_ends_where_the_first_token_would_come_too_late():

@@ -6,6 +6,7 @@ runs. A step takes `step_ms`, and some more for each sequence and each prompt to
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -108,6 +109,10 @@ class Engine:
         return Load(running=len(self.running), waiting=len(self.waiting), kv_usage=len(self.running) / self.slots)
 
 
+def _part(limit, share):
+    return limit if share == 1 else math.ceil(limit / share)
+
+
 class SimulatedReplica:
     """A gateway's view of an engine."""
 
@@ -121,7 +126,7 @@ class SimulatedReplica:
         self.set()
 
     def set(self):
-        self.limit = None if self.state.limit is None else max(1.0, self.state.limit / self._share)
+        self.limit = None if self.state.limit is None else max(1.0, _part(self.state.limit, self._share))
         self.room = float("inf") if self.limit is None else int(self.limit)
 
     def look(self, now, wait_s=0.0):
@@ -133,6 +138,7 @@ class SimulatedReplica:
             wait_s=wait_s,
             now=now,
             reading=any(holds_up(job, now) for job in self.jobs),
+            alone=self._share == 1,
         )
         self.most = self.in_flight
         self.set()
@@ -146,6 +152,10 @@ class SimulatedJob:
     @property
     def reading(self):
         return self.request.first is None
+
+    @property
+    def begun_s(self):
+        return None if self.klass.name == "batch" else self.request.first or 0.0
 
     def candidates(self):
         return self.gateway.replicas

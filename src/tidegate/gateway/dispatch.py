@@ -71,6 +71,10 @@ class Job(Protocol[Room]):
     def reading(self) -> bool:
         """Whether nothing of its answer has come yet."""
 
+    @property
+    def begun_s(self) -> float | None:
+        """When its answer began; 0 before; None for one that comes whole, and does not show it."""
+
     def candidates(self) -> Sequence[Room]:
         """Replicas that it may be sent to, best ones only; empty where there is none now."""
 
@@ -345,10 +349,12 @@ class Line(Generic[Room]):
 
     def _ahead(self, host: Room) -> int:
         """How many may wait inside an engine that is full: as many as it will have a slot for at once."""
-        now, expected = self._now(), 0.0
+        now, expected, variance = self._now(), 0.0, 0.0
         for job in host.jobs:
-            expected += self.states[job.klass.name].ends_within(AHEAD_S, now - job.granted_s)
-        return int(min(expected, AHEAD_SHARE * (host.limit or 0.0)) + 0.5)
+            likely = self.states[job.klass.name].ends_within(AHEAD_S, now, job.granted_s, job.begun_s)
+            expected += likely
+            variance += likely * (1.0 - likely)
+        return int(max(0.0, min(expected - math.sqrt(variance), AHEAD_SHARE * (host.limit or 0.0))) + 0.5)
 
     def _may_have_more(self, state: ClassState, now: float) -> bool:
         total = self.total or 0.0

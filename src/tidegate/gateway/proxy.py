@@ -144,6 +144,11 @@ class Flight:
         """Whether the engine has said nothing yet."""
         return not self._first_s
 
+    @property
+    def begun_s(self) -> float | None:
+        """When the engine said its first word; only a stream lets it be heard."""
+        return self._first_s if self._intake.stream else None
+
     def pick(self, hosts: list[Replica]) -> Replica:
         """One of those that have room: where a long prompt's beginning is known, or the one with less work of two."""
         key = conversation(self._intake, self._exchange.request) if self.size >= AFFINITY_BYTES else b""

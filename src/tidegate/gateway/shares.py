@@ -21,7 +21,7 @@ NO_DEMAND: Final = 0.01
 """Slots; less is nothing."""
 IDLE_SHARE: Final = 0.15
 """Of all slots: with more of them idle, and none of the others waiting, those that yield may have one more."""
-IDLE_SPREAD: Final = 0.84
+IDLE_SPREAD: Final = 0.75
 """The same in standard deviations of a Poisson number of requests: few slots are idle by chance more often."""
 REGULAR: Final = 0.25
 """Times whose standard deviation is less than so much of their mean are much the same."""
@@ -97,12 +97,17 @@ class ClassState:
         self.duration_s += weight * off_s
         self._variance += weight * (off_s * off_s - self._variance) if self._ended > 1 else 0.0
 
-    def ends_within(self, seconds: float, age_s: float) -> float:
-        """How likely it is that one of its requests, with its permit for `age_s`, ends within so many seconds.
+    def ends_within(self, seconds: float, now: float, granted_s: float, begun_s: float | None) -> float:
+        """How likely it is that one of its requests ends within so many seconds.
 
-        Where they take much the same time, that tells when; where they do not, one is as likely to end as another.
+        Where they take much the same time, that tells when; where they do not, one is as likely to end as another. One
+        that waits inside its engine is not on its way yet: an answer's age counts from its first word (`begun_s`; 0
+        before, None where it does not show).
         """
         holds_s = self.holds_s
+        if begun_s == 0.0 and holds_s > 2.0 * self._first_s + seconds:
+            return 0.0
+        age_s = now - granted_s if not begun_s else now - begun_s + self._first_s
         if self._ended > 1 and self._variance < (REGULAR * holds_s) ** 2:
             return float(age_s + seconds >= holds_s)
         return min(1.0, seconds / holds_s)
