@@ -1,6 +1,6 @@
 """Which engine of ours serves: the one that `--engine` names, or, where no pool is set, what fits this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -8,10 +8,14 @@ from typing import Any, Final, Literal
 from tidegate import gpus as known
 from tidegate import nvml
 from tidegate.config import EnginesSettings, PoolSettings, Settings
+from tidegate.control.state import Records
 from tidegate.engines import environments
 from tidegate.errors import SettingError
+from tidegate.gpus import Gpu
+from tidegate.fleet.local import is_alive
 from tidegate.home import Home
 from tidegate.models import catalogue
+from tidegate.types import DialectName
 
 OURS: Final = ("vllm", "llamacpp")
 LEAST_BYTES: Final = 3 * 1024**3
@@ -37,15 +41,22 @@ def asked(engines: Sequence[str]) -> Own | None:
     return Own("vllm" if named[0] == "vllm" else "llamacpp")
 
 
-def fitting(settings: Settings, model: str | None, home: Home) -> Own | None:
+def fitting(
+    settings: Settings, model: str | None, home: Home, read_gpus: Callable[[], Sequence[Gpu]] = lambda: nvml.read().gpus
+) -> Own | None:
     """VLLM where no pool is set, it is installed, and a GPU is free; None leaves everything as it is."""
     if settings.pool or environments.find(home.engines) is None:
         return None
     sources = [model] if model is not None else [one.source for one in settings.model]
     if any(map(_only_gguf, sources)):
         return None
-    free = known.free(nvml.read().gpus, LEAST_BYTES)
-    return Own("vllm", len(free)) if free else None
+    count = len(known.free(read_gpus(), LEAST_BYTES)) + _left_running(home)
+    return Own("vllm", count) if count else None
+
+
+def _left_running(home: Home) -> int:
+    """Engines on GPUs that an earlier control left: they are to be adopted, and their GPUs are not free for others."""
+    return sum(record.dialect is DialectName.VLLM and is_alive(record.id) for record in Records.load(home).all())
 
 
 def pools(own: Own, base: Settings, model: str | None) -> list[dict[str, Any]]:

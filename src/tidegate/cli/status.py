@@ -8,7 +8,7 @@ import typer
 
 from tidegate.cli.admin import ask, running
 from tidegate.control.status import ReplicaStatusView, Status
-from tidegate.types import GpuReport, ReplicaState
+from tidegate.types import GpuReport
 
 app = typer.Typer(add_completion=False)
 MIB = 1024 * 1024
@@ -93,9 +93,9 @@ def show(status: Status) -> None:
 def told_of(replica: ReplicaStatusView) -> list[str]:
     """What a replica's last words were if it was given up, and where the time of a long start went."""
     lines: list[str] = []
-    if replica.state is ReplicaState.FAILED:
+    if replica.start_again:
         lines += [f"  | {line}" for line in replica.log_tail]
-        lines.append(f"  `tidegate scale {replica.pool}` starts {replica.id} again")
+        lines.append(f"  `{replica.start_again}` starts {replica.id} again")
     if replica.started_s is not None and replica.started_s >= LONG_START_S:
         words = replica.start.words(replica.started_s)
         lines.append(f"{replica.id}: its start took {replica.started_s:.0f} s{f': {words}' if words else ''}")

@@ -191,9 +191,10 @@ class Keeper:
         await life.ready()
         self._ever_ready = True
         self._set(state=ReplicaState.READY, ready_since=self._world.clock(), cause="", log_tail=())
-        if life.child is None:
+        child = life.child
+        while child is None:
             await asyncio.Event().wait()  # it is not ours to see the end of
-        status = await life.child.wait()
+        status = await child.wait()
         likely, tail = self._last_words(status)
         if self._hung:
             return self._hung, tail

@@ -119,6 +119,7 @@ def _replica(
         continues=facts.continues if facts else False,
         cause=view.cause,
         log_tail=view.log_tail,
+        start_again=f"tidegate scale {spec.pool}" if status.state is ReplicaState.FAILED else "",
         started_s=round(facts.started_s, 2) if facts and facts.started_s else None,
         start=facts.start if facts else StartTimes(),
         slow=facts.start.slow_disk(facts.started_s) if facts else "",

@@ -174,7 +174,7 @@ def _pool_name(model: str, pools: list[PoolSettings]) -> str:
 
 
 def _with_digest(spec: ReplicaSpec) -> ReplicaSpec:
-    what = {
+    what: dict[str, object] = {
         "engine": spec.engine,
         "model": spec.model,
         "options": spec.options.model_dump(mode="json"),

@@ -208,8 +208,8 @@ class Replicas:
                 return None
             known = there.url, there.api_key, there.dialect, there.facts
             nowhere = ProcessId(pid=0, started=0)  # no process of this machine; the record is never kept
-            record = ProcessRecord(spec.id, ProcessKind.ENGINE, nowhere, spec.digest, *known)
-            return AdoptedEngineLife(self._launcher, record, there.child)
+            placed = ProcessRecord(spec.id, ProcessKind.ENGINE, nowhere, spec.digest, *known)
+            return AdoptedEngineLife(self._launcher, placed, there.child)
         record = self._launcher.records.get(spec.id)
         if record is None or record.digest != spec.digest or not record.url or record.facts is None:
             return None

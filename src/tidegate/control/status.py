@@ -47,6 +47,8 @@ class ReplicaStatusView(msgspec.Struct, frozen=True):
     cause: str = ""
     log_tail: tuple[str, ...] = ()
     """Its last words, if it was given up."""
+    start_again: str = ""
+    """The command that starts it again, if it was given up."""
     started_s: float | None = None
     """How long its start took."""
     start: StartTimes = StartTimes()
