@@ -11,8 +11,8 @@ from tidegate.config import EnginesSettings, PoolSettings, Settings
 from tidegate.control.state import Records
 from tidegate.engines import environments
 from tidegate.errors import SettingError
-from tidegate.gpus import Gpu
 from tidegate.fleet.local import is_alive
+from tidegate.gpus import Gpu
 from tidegate.home import Home
 from tidegate.models import catalogue
 from tidegate.types import DialectName
