@@ -268,6 +268,8 @@ class LimitOptions(msgspec.Struct, frozen=True):
     """Sequences of a replica at once: the limit itself (`fixed`), where it begins (`threshold`), or its ceiling."""
     kv_share: float = 0.95
     """Most of the KV cache's tokens that requests in flight may add up to, as far as their size is known."""
+    token_s: float = 0.5
+    """Adaptive: an engine that takes longer for one token of each answer has too many of them."""
     queue_requests: int = 2000
     """Most requests that wait at once in one gateway; more are refused."""
     queue_bytes: int = 64 * 1024 * 1024

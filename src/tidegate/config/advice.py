@@ -9,7 +9,8 @@ from tidegate.config.loading import Explained
 from tidegate.config.sections import LlamaCppOptions, Settings
 
 THRESHOLD = ("wait_high_s", "cache_low", "raise_by", "cache_high", "wait_low_s", "lower_by", "every_s")
-"""Settings of limits of that kind only."""
+OF_A_KIND = {"token_s": "adaptive"} | dict.fromkeys(THRESHOLD, "threshold")
+"""Settings of limits of one kind only."""
 
 
 def advice(explained: Explained) -> tuple[str, ...]:
@@ -64,9 +65,9 @@ def _idle(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
 
 
 def _idle_limits(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
-    for name in THRESHOLD:
-        if f"limits.{name}" in origins and settings.limits.kind != "threshold":
-            yield f'limits.{name}: does nothing unless limits.kind is "threshold"'
+    for name, kind in OF_A_KIND.items():
+        if f"limits.{name}" in origins and settings.limits.kind != kind:
+            yield f'limits.{name}: does nothing unless limits.kind is "{kind}"'
 
 
 def _variables(explained: Explained) -> Iterator[str]:

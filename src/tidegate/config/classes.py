@@ -38,6 +38,8 @@ class LimitsSettings(Section):
     ("adaptive"). Default: what the engine says of itself."""
     kv_share: float = Field(0.95, gt=0, le=1)
     """Most of an engine's KV cache that the requests it has may add up to, as far as their size is known."""
+    token_s: float = Field(0.5, gt=0)
+    """"adaptive": an engine that takes longer than this for one token of each answer is given fewer at once."""
     queue_requests: int = Field(2000, ge=1)
     """Most requests that wait in one gateway process; more get 429."""
     queue_bytes: int = Field(64 * 1024 * 1024, ge=1024)

@@ -4,8 +4,8 @@ Three kinds. `fixed`: a number of the operator's. `threshold`: the rule that ope
 requests wait and the cache has room the limit grows by a quarter, while the cache is full and nobody waits it shrinks.
 `adaptive`, the default: an engine computes so many sequences at once, its slots; with fewer it idles, with more they
 wait inside the engine, where nobody can put them in order. So the limiter learns the slots (running while others wait)
-and rests there; it goes below only while the engine is short of memory, or has work from elsewhere: from another
-gateway, which knows nothing of this one. Then each takes a part, a little more while nothing waits inside, less in
+and rests there; it goes below only while the engine is short of memory, makes its tokens too slowly for anyone to read,
+or has work from elsewhere: from another gateway, which knows nothing of this one. Then each takes a part, a little more while nothing waits inside, less in
 proportion while something does, as TCP's senders share a line.
 
 Whoever has not told its slots is asked in small steps: from `FIRST_LIMIT` the limit grows by half as often as a look
@@ -33,6 +33,10 @@ KV_LOW: Final = 0.85
 BACK_OFF: Final = 0.9
 RECOVER: Final = 1.03
 LEAST_FACTOR: Final = 0.25
+LOOKS_SLOW: Final = 5
+"""Looks in a row that saw slow steps, until that is no prompt that was read between them."""
+WELL: Final = 0.8
+"""Share of the longest time for a token, below which steps are quick again."""
 ELSEWHERE: Final = 2
 """With fewer requests from elsewhere an engine is ours: what it tells and what was sent are not of the same moment."""
 WAITING_BESIDE: Final = 0.0625
@@ -50,7 +54,7 @@ class LimitState(msgspec.Struct, frozen=True):
     limit: float | None = None
     """Most requests it may have; None bounds nothing."""
     factor: float = 1.0
-    """Share of the slots that is used: below 1 after a shortage of memory."""
+    """Share of the slots that is used: below 1 after a shortage of memory, or while steps are slow."""
     part: float = 1.0
     """Share of these that is ours: below 1 beside others who use the engine."""
     seen: tuple[int, ...] = ()
@@ -62,6 +66,11 @@ class LimitState(msgspec.Struct, frozen=True):
     proven_s: float = float("-inf")
     """When it was last seen that there are no more slots."""
     preemptions: int | None = None
+    steps: int | None = None
+    """Steps that the engine had made at the last look, at `looked_s`; each gives one token to every answer."""
+    looked_s: float = 0.0
+    slow: int = 0
+    """Looks in a row that saw slow steps."""
     changed_s: float = float("-inf")
     """When the threshold rule last moved it."""
 
@@ -102,7 +111,7 @@ def after(
         state = msgspec.structs.replace(state, slots=load.slots, told=True, seen=())
     if options.kind == "threshold":
         return _threshold(state, load, options, wait_s, now)
-    state = _learn(_memory(state, load), load, in_flight, now)
+    state = _learn(_pressed(_pace(state, load, options, now), load), load, in_flight, now)
     return _adaptive_limit(_beside(state, load, in_flight) if alone else state, options)
 
 
@@ -143,7 +152,25 @@ def _search(state: LimitState, running: int, waiting: int, in_flight: int, now: 
     return msgspec.structs.replace(state, limit=limit, top=max(state.top, running), full=full)
 
 
-def _memory(state: LimitState, load: Load) -> LimitState:
+def _pace(state: LimitState, load: Load, options: LimitOptions, now: float) -> LimitState:
+    """How fast it makes its tokens."""
+    steps, before, passed_s = load.iterations_total, state.steps, now - state.looked_s
+    slow = state.slow
+    if steps is None or before is None or steps < before or not load.running:
+        slow = 0
+    elif steps == before:
+        return state  # how long it takes is known at its end
+    elif passed_s > options.token_s * (steps - before):
+        slow += 1
+    elif passed_s < WELL * options.token_s * (steps - before):
+        slow = 0
+    else:
+        slow = min(slow, LOOKS_SLOW)
+    return msgspec.structs.replace(state, steps=steps, looked_s=now, slow=slow)
+
+
+def _pressed(state: LimitState, load: Load) -> LimitState:
+    """Whether it has more than it can do well."""
     preempted = (
         load.preemptions_total is not None
         and state.preemptions is not None
@@ -151,9 +178,9 @@ def _memory(state: LimitState, load: Load) -> LimitState:
     )
     kv = load.kv_usage if load.kv_usage is not None and not _counts_slots(load) else 0.0
     factor = state.factor
-    if preempted or (kv > KV_HIGH and (load.waiting or 0) > 0):
+    if preempted or (kv > KV_HIGH and (load.waiting or 0) > 0) or state.slow > LOOKS_SLOW:
         factor = max(factor * BACK_OFF, LEAST_FACTOR)
-    elif kv < KV_LOW:
+    elif kv < KV_LOW and not state.slow:
         factor = min(factor * RECOVER, 1.0)
     return msgspec.structs.replace(state, factor=factor, preemptions=load.preemptions_total)
 
