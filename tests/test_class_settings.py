@@ -72,6 +72,7 @@ def test_every_key_of_a_class_arrives():
         "first_byte_timeout_s": 10,
         "stall_timeout_s": 20,
         "total_timeout_s": 30,
+        "priority": -2,
     }
     added = policy(**{"class": [given]}).classes[-1]
     assert set(given) == set(ClassView.__struct_fields__)
@@ -201,6 +202,7 @@ def test_the_document_s_table_of_built_in_classes_is_the_code_s():
             "" if one.first_token_s is None else f"{one.first_token_s:g} s",
             f"{one.least_share:g}",
             "yes" if one.yields else "no",
+            f"{one.priority}",
         ]
         for one in CLASSES
     }

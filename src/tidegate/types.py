@@ -99,6 +99,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Whether it goes on with a half-written answer as it would have gone on with its own."""
     pid: int | None = None
     """Its process, if that runs on this machine: CPU time is a sign of life."""
+    priorities: bool = False
+    """Whether it may be told how urgent a request is (vLLM's header X-Vllm-Priority)."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -209,6 +211,8 @@ class ClassView(msgspec.Struct, frozen=True):
     """In place of the gateway's; so are the next two."""
     stall_timeout_s: float | None = None
     total_timeout_s: float | None = None
+    priority: int = 0
+    """What engines are told that take priorities: the lower, the sooner."""
 
 
 class RuleView(msgspec.Struct, frozen=True):
@@ -234,9 +238,9 @@ LONG_FROM_TOKENS: Final = 4096
 
 CLASSES: Final = (
     ClassView("interactive", weight=16.0, max_wait_s=0.4, first_token_s=0.5),
-    ClassView("standard", weight=4.0, max_wait_s=30.0),
-    ClassView("batch", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True),
-    ClassView("long", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True),
+    ClassView("standard", weight=4.0, max_wait_s=30.0, priority=1),
+    ClassView("batch", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, priority=10),
+    ClassView("long", weight=1.0, max_wait_s=60.0, least_share=0.05, yields=True, priority=10),
 )
 """The classes that are built in; a [[class]] of the same name changes one, another name adds one."""
 

@@ -28,7 +28,7 @@ async def test_a_vllm_is_known_by_what_it_reports():
         assert (facts.served_name, facts.context_tokens, facts.slots) == ("ernie", 2048, None)
         assert facts.embeddings
         assert facts.started_s == 0
-        assert server.counters.generation_tokens == 1  # a real answer
+        assert server.counters.generation_tokens == 2  # a real answer, and one that said how urgent it was
         assert engine.child is None
 
 
@@ -57,6 +57,13 @@ async def test_urls_that_report_the_same_are_the_same_version():
     ):
         versions = [(await facts_of(server.url))[1].version for server in (one, two, other)]
         assert versions[0] == versions[1] != versions[2]
+
+
+async def test_it_is_told_how_urgent_a_request_is_only_where_it_takes_that():
+    for dialect in (DialectName.VLLM, DialectName.LLAMACPP):
+        async with FakeServer(FakeServerOptions(model="m", dialect=dialect)) as server:
+            _, facts = await facts_of(server.url)
+        assert facts.priorities is (dialect is DialectName.VLLM)
 
 
 async def test_its_key_comes_from_a_file(tmp_path):

@@ -231,3 +231,17 @@ async def test_a_model_of_embeddings_alone_is_ready_when_it_embeds(make, monkeyp
     finally:
         await engine.stop(5.0)
     assert facts.embeddings
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--scheduling-policy", "priority"), True),
+        (("--scheduling-policy=priority", "--dtype", "auto"), True),
+        (("--scheduling-policy", "priority", "--scheduling-policy=fcfs"), False),
+        (("--dtype", "auto", "--scheduling-policy"), False),
+        ((), False),
+    ],
+)
+def test_it_is_told_what_is_urgent_where_it_was_started_to_schedule_by_that(argv, told):
+    assert vllm._by_priority(argv) is told

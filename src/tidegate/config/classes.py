@@ -106,6 +106,8 @@ class ClassSettings(Section):
     """In place of gateway.stall_timeout_s."""
     total_timeout_s: float | None = Field(None, ge=0, examples=[600.0])
     """In place of gateway.total_timeout_s."""
+    priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, examples=[0])
+    """What vLLM is told, where it schedules by priority: the lower, the sooner. It decides inside a full engine."""
 
     def view(self) -> ClassView:
         """The class, with what is built in where nothing is given."""

@@ -132,4 +132,5 @@ def _replica(spec: ReplicaSpec, status: ReplicaStatus) -> ReplicaView:
         continues=facts.continues if facts else False,
         pid=status.pid,
         tools=facts.tools if facts else None,
+        priorities=facts.priorities if facts else False,
     )

@@ -48,6 +48,8 @@ class EngineFacts:
     version: str = ""
     continues: bool = False
     """Whether it was seen to go on with a half-written answer as it would have gone on with its own."""
+    priorities: bool = False
+    """Whether it may be told how urgent a request is, by vLLM's header."""
     start: StartTimes = field(default_factory=StartTimes)
     """Where the time of its start went."""
 

@@ -75,7 +75,9 @@ class ExternalEngine:
             # An engine of embeddings alone has no such path; one that fails is not ready, whatever else it can do.
             if not embeddings or not set(error.statuses) <= NOT_THERE:
                 raise
+        vllm = self.dialect is DialectName.VLLM
         return EngineFacts(
+            priorities=vllm and await readiness.takes_priorities(http, served),
             slots=_whole(props.get("total_slots")) or self._options.slots,
             context_tokens=_whole((props.get("default_generation_settings") or {}).get("n_ctx"))
             or _whole(model.get("max_model_len")),

@@ -53,6 +53,16 @@ async def one_token(http: httpx.AsyncClient, model: str) -> None:
     raise NoTokenError(message, tuple(statuses))
 
 
+async def takes_priorities(http: httpx.AsyncClient, model: str) -> bool:
+    """Whether vLLM answers a request that says how urgent it is: one that schedules by arrival may refuse it.
+
+    Raises httpx.TransportError.
+    """
+    body = {"model": model, "max_tokens": 1, "prompt": QUESTION}
+    answer = await http.post("/v1/completions", json=body, headers={"x-vllm-priority": "1"})
+    return answer.status_code == httpx.codes.OK
+
+
 async def embeds(http: httpx.AsyncClient, model: str) -> bool:
     """Whether it answers /v1/embeddings. Raises httpx.TransportError."""
     answer = await http.post("/v1/embeddings", json={"model": model, "input": QUESTION})

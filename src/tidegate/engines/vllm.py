@@ -4,6 +4,7 @@ Its port is held for it from before its start until it listens, so that nobody e
 """
 
 import asyncio
+import itertools
 import json
 import shutil
 import socket
@@ -133,6 +134,7 @@ class VllmEngine:
             embeddings=self._embeddings,
             served_name=self._files.name,
             version=self._files.digest,
+            priorities=_by_priority((*self.flags.argv, *self._options.args)),
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -184,6 +186,16 @@ def flags_of_ours(name: str, host: str, port: int, shutdown_timeout_s: int) -> t
         *("--shutdown-timeout", str(shutdown_timeout_s)),
         "--disable-uvicorn-access-log",
     )
+
+
+def _by_priority(argv: Sequence[str]) -> bool:
+    """Whether the last word on it is that what is urgent goes first."""
+    policy = ""
+    for flag, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        name, equals, value = flag.partition("=")
+        if name == "--scheduling-policy":
+            policy = value if equals else after
+    return policy == "priority"
 
 
 def hold_port(host: str) -> socket.socket:

@@ -133,7 +133,7 @@ class Replica:
         """The model's name at the engine, as JSON; empty where any does."""
         key = b"authorization: Bearer %b\r\n" % view.api_key.encode("latin-1") if view.api_key else b""
         self._head_lines = b"host: %b\r\n%bcontent-type: application/json\r\n" % (self.endpoint.host_header, key)
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[str | tuple[str, int], bytes] = {}
         self.name = view.id.encode("latin-1")
         self.answer_line = b"x-tidegate-replica: %b\r\n" % self.name
         """The header by which a client sees who answered."""
@@ -142,11 +142,18 @@ class Replica:
     def pool(self) -> str:
         return self.view.pool
 
-    def head(self, path: str) -> bytes:
-        """What every JSON request to `path` begins with; its own headers follow."""
-        head = self._heads.get(path)
+    def head(self, path: str, priority: int = 0) -> bytes:
+        """What every JSON request to `path` begins with; its own headers follow.
+
+        `priority` is told to engines that take one: 0 is what they assume.
+        """
+        key = (path, priority) if priority and self.view.priorities else path
+        head = self._heads.get(key)
         if head is None:
-            head = self._heads[path] = b"POST %b HTTP/1.1\r\n%b" % (path.encode("latin-1"), self._head_lines)
+            head = b"POST %b HTTP/1.1\r\n%b" % (path.encode("latin-1"), self._head_lines)
+            if key is not path:
+                head += b"x-vllm-priority: %d\r\n" % priority
+            self._heads[key] = head
         return head
 
     def answers(self, path: str) -> bool:

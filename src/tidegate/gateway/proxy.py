@@ -242,7 +242,7 @@ class Flight:
         exchange.on_resume = connection.resume
         connection.send(
             b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (replica.head(intake.path), self._id, len(body), body),
+            % (replica.head(intake.path, self.klass.priority), self._id, len(body), body),
             self,
         )
         if exchange.paused:
