@@ -156,6 +156,17 @@ def test_without_space_nothing_is_copied_and_the_sum_is_told(models, folder, fas
     assert not list(fast.rglob("*.safetensors"))
 
 
+def test_the_copy_of_an_older_source_makes_room_for_the_newer_one(models, folder, fast):
+    made = stage(models, folder, fast)
+    (folder / "config.json").write_text('{"a": 1}')
+
+    def free(_):
+        return 0 if made.path.exists() else SPARE
+
+    again = staging.stage(models, folder, fast, Silent(), free=free)
+    assert (again.path / "config.json").read_text() == '{"a": 1}'
+
+
 def test_a_disk_that_returns_other_bytes_is_found_out(models, folder, fast, monkeypatch):
     monkeypatch.setattr(staging, "_sum_from_disk", lambda path: "0" * 64)
     with pytest.raises(ModelError, match="is not what was written"):

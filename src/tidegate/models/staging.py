@@ -158,6 +158,8 @@ def _copy(models: Path, source: Path, place: Path, progress: Progress, free: Cal
         stray.unlink()
     total = sum(file.stat().st_size for file in files)
     here = sum(path.stat().st_size for path in growing.glob("[!.]*"))
+    if free(place.parent) < total - here + SPARE_BYTES:
+        _drop(place)  # of an older source, or broken: of no more use
     if (room := free(place.parent)) < total - here + SPARE_BYTES:
         raise ModelError(
             f"{source.name} needs {(total - here) / 1024**2:,.0f} MiB in {place.parent}, and {room / 1024**2:,.0f} MiB are free",
