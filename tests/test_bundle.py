@@ -127,6 +127,7 @@ def test_wheels_are_fetched_packed_and_installed_from_it_alone(tmp_path, stored,
     for path in shop.iterdir():
         path.unlink()
     engines = tmp_path / "engines"
+    (engines / ".wheels-0-killed").mkdir(parents=True)
     with wheelhouse.unpacked(file, bundle.read(file), engines, nothing) as (held, wheels):
         assert held == release
         made = install.install(engines, Wish(held, wheels=wheels), log=tmp_path / "pip.log", say=nothing)

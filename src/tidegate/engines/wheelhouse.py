@@ -1,5 +1,6 @@
 """An engine's wheels, for a machine without a network: fetched by pip here, installed from a bundle there."""
 
+import os
 import platform
 import shutil
 import sys
@@ -18,6 +19,8 @@ from tidegate.errors import OperatorError
 
 PREFIX: Final = "wheels/"
 ENGINE: Final = "vllm"
+UNPACKED: Final = ".wheels-"
+"""Folders with wheels while they are installed: this, the process, and what makes them unique."""
 
 
 @contextmanager
@@ -69,16 +72,25 @@ def unpacked(
     if held.python != ".".join(map(str, sys.version_info[:2])):
         say(f"the wheels are for Python {held.python}; name one with --python if this does not do")
     engines.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _clear(engines)
     size = sum(one.size_bytes for one in contents.below(PREFIX))
     free = shutil.disk_usage(engines).free
     if free < size:
         raise OperatorError(
             f"there is no room for the wheels in {engines}: {size / GIB:.1f} GiB, {free / GIB:.1f} are free"
         )
-    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=engines) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{UNPACKED}{os.getpid()}-", dir=engines) as folder:
         say(f"unpacking {len(contents.below(PREFIX))} wheels, {size / GIB:.1f} GiB")
         bundle.extract(file, contents, PREFIX, Path(folder), lambda _: None)
         yield release, Path(folder)
+
+
+def _clear(engines: Path) -> None:
+    """Take away what others had unpacked when they were killed."""
+    for left in engines.glob(f"{UNPACKED}*"):
+        owner = left.name.removeprefix(UNPACKED).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _kind(text: str) -> Kind:
