@@ -266,8 +266,8 @@ class PoolSettings(Section):
     replicas_max: int | None = Field(None, ge=1, le=64, examples=[4])
     """Most engines that are started while requests wait."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), examples=[[0, 1]])
-    """For engine = "vllm": GPUs of this machine that its replicas get, one each in this order, by their numbers
-    (nvidia-smi); none named means any that is free."""
+    """GPUs of this machine that replicas of vLLM get, one each in this order, by their numbers (nvidia-smi); none named
+    means any that is free."""
     urls: tuple[EngineUrl, ...] = ()
     """Where external engines are, such as "http://10.0.0.5:8000"."""
     scaling: ScalingSettings = Field(default_factory=ScalingSettings)
