@@ -1,4 +1,7 @@
-"""Replicas on a Ray cluster of three nodes: placed, adopted by the next control, placed again when a node is lost."""
+"""Replicas on a Ray cluster of three nodes: placed, adopted by the next control, placed again when a node is lost.
+
+$TIDEGATE_TEST_RAY_ENGINE = llamacpp takes real engines of the demo model in place of those without a model.
+"""
 
 import contextlib
 import importlib.util
@@ -17,20 +20,25 @@ from integration.up.traffic import Traffic
 from up_site import Site
 
 NODES = Path(__file__).with_name("ray_nodes.py")
+ENGINE = os.environ.get("TIDEGATE_TEST_RAY_ENGINE", "fake")
 POOL = """\
 [ray]
 address = "{address}"
+[[model]]
+name = "m"
+source = "demo"
 [[pool]]
 name = "p"
 model = "m"
-engine = "fake"
+engine = "{engine}"
 fleet = "ray"
 replicas = 3
 ray = {{ cpus = 1 }}
 [pool.options]
-tokens = 40
-gap_ms = 5
+{options}
 """
+OPTIONS = {"fake": "tokens = 40\ngap_ms = 5", "llamacpp": "slots = 4\ncontext_tokens = 512"}
+PROGRAMS = {"fake": "fake-engine", "llamacpp": "tidegate.engines.llamacpp_server"}
 REPLACED_S = 30.0
 """From the node's end to the start of the replica that takes its place; the start itself comes on top."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -45,6 +53,10 @@ def site():
         yield site
     finally:
         site.close()
+
+
+def pool(address):
+    return POOL.format(address=address, engine=ENGINE, options=OPTIONS[ENGINE])
 
 
 class Cluster:
@@ -74,7 +86,7 @@ class Cluster:
     def engines(self):
         """Pids of the engines of each node."""
         return [
-            {one.pid for one in self.processes(node) if "fake-engine" in one.cmdline()}
+            {one.pid for one in self.processes(node) if PROGRAMS[ENGINE] in one.cmdline()}
             for node in range(len(self.raylets))
             if psutil.pid_exists(self.raylets[node])
             and psutil.Process(self.raylets[node]).status() != psutil.STATUS_ZOMBIE
@@ -116,7 +128,7 @@ def cluster(site):
 @pytest.mark.timeout(300)
 def test_replicas_on_three_nodes_outlive_control_and_one_node(site, cluster):
     """Nothing is lost when control is killed, nor when a node is: its replica comes back elsewhere."""
-    site.settings(POOL.format(address=cluster.address))
+    site.settings(pool(cluster.address))
     up = site.up().ready()
     before = cluster.engines()
     assert [len(node) for node in before] == [1, 1, 1]  # spread out
@@ -125,16 +137,16 @@ def test_replicas_on_three_nodes_outlive_control_and_one_node(site, cluster):
     port = int(site.urls()["api"].rpartition(":")[2].partition("/")[0])
 
     with Traffic(port, keeping=3, slow=2, new=2, scrape=False) as traffic:
-        traffic.more(50)
+        traffic.more(50, 120)
         up.process.send_signal(signal.SIGKILL)
         up.end()
-        traffic.more(50)
+        traffic.more(50, 120)
         up = site.up()
         up.until(lambda: "engine adopted" in up.text() and (site.home.run / "admin.json").exists())
         up.ready()
         assert {one.id: one.url for one in site.status().replicas} == urls
         assert cluster.engines() == before
-        traffic.more(50)
+        traffic.more(50, 120)
 
         cluster.kill(1)
         killed = time.monotonic()
@@ -144,7 +156,7 @@ def test_replicas_on_three_nodes_outlive_control_and_one_node(site, cluster):
         ready_s = time.monotonic() - killed
         now = {one.id: one.url for one in site.status().replicas}
         assert sum(now[name] != urls[name] for name in urls) == 1
-        traffic.more(50)
+        traffic.more(50, 120)
     figures = f"a replica was placed again after {placed_s:.1f} s, and ready after {ready_s:.1f} s"
     sys.stderr.write(f"{figures}\n")
     assert traffic.faults == []
@@ -156,7 +168,7 @@ def test_replicas_on_three_nodes_outlive_control_and_one_node(site, cluster):
 
 
 def test_an_address_that_does_not_answer_is_said_before_anything_starts(site):
-    site.settings(POOL.format(address="127.0.0.1:1"))
+    site.settings(pool("127.0.0.1:1"))
     began = time.monotonic()
     answer = site.run("up")
     assert answer.returncode == 2
@@ -174,7 +186,7 @@ def test_something_else_at_the_address_is_told_from_a_cluster(site):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         site.environ = {**site.environ, "TIDEGATE_RAY__CONNECT_TIMEOUT_S": "4"}
-        site.settings(POOL.format(address=address))
+        site.settings(pool(address))
         answer = site.run("up")
     assert answer.returncode == 2
     assert f"the Ray cluster at {address}" in answer.stderr
