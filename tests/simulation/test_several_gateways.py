@@ -1,8 +1,8 @@
 """Several gateways before the same engines, which do not talk to each other.
 
 What is wanted is what one gateway reaches alone. The bounds here are what holds, a little below it, and from the full
-load on more than balancers reach that send everything on: each gateway's own queue is fair and each keeps its urgent requests
-first, but none sees the other's queue, nor when the other takes a slot that is free.
+load on more than balancers reach that send everything on: each gateway keeps its own urgent requests first, but none sees
+the other's queue, nor when the other takes a slot that is free.
 """
 
 import random
