@@ -105,6 +105,7 @@ class Bench:
                 for number in range(self.asked.rounds):
                     for name in self.asked.fronts:
                         with fronts.front(name, self.folder, engines, key_file) as front:
+                            await real_engines.idle(engines, key)  # a gateway that starts has engines checked
                             await self._row(
                                 name, load, phase, front, engines=engines, key=key, seed=self.asked.seed + number
                             )
@@ -212,6 +213,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--whole-s", type=float, default=1.25, help="bound of a whole interactive answer")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--pairs", type=int, default=2, help="with --long")
+    parser.add_argument("--rounds", type=int, default=2, help="with --real: of all fronts, one after the other")
+    parser.add_argument("--rate", type=float, help="with --real: requests a second that are served, not measured again")
     parser.add_argument(
         "--come-again", action="store_true", help="with --step: who is refused comes again when told to"
     )

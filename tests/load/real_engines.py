@@ -1,13 +1,15 @@
 """Two real llama.cpp engines with the demo model, a thread each, as an overload is measured on them."""
 
+import asyncio
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo import NAME, demo_model_path
+from load.fronts import read_metrics, sum_of
 from load.overload import Kind
 from load.programs import Program, running
 from tidegate.home import write_private
@@ -19,6 +21,7 @@ TOPICS = ("rivers", "old ships", "bread", "the moon", "trains", "a garden", "win
 
 
 REQUESTS = 200
+IDLE_LOOKS = 10
 
 
 def requests() -> dict[str, list[bytes]]:
@@ -70,3 +73,16 @@ def _port(ready_file: Path, program: Program) -> int:
         time.sleep(0.05)
     url: Mapping[str, str] = json.loads(ready_file.read_text())
     return int(url["url"].rpartition(":")[2])
+
+
+async def idle(engines: Sequence[Program], key: str) -> None:
+    """Wait until the engines have had nothing to do for a while."""
+    still = 0
+    deadline = time.monotonic() + START_S
+    while still < IDLE_LOOKS:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the engines were still busy after {START_S:g} s")
+        await asyncio.sleep(0.25)
+        texts = [await asyncio.to_thread(read_metrics, engine.port, key) for engine in engines]
+        busy = sum(sum_of(text, "llamacpp:requests_processing") for text in texts)
+        still = 0 if busy else still + 1
