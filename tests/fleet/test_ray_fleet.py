@@ -167,6 +167,22 @@ async def test_when_the_bridge_ends_replicas_live_on_and_the_next_bridge_hears_o
         await engine.stop(0.0)
 
 
+async def test_what_is_ended_while_there_is_no_bridge_is_ended_by_the_next_one(fleet, script):
+    engine = fleet.engine(order())
+    await engine.start()
+    await engine.ready()
+    life = engine.child.life
+    fleet._process.kill()
+    await until(lambda: fleet._process is None)
+    async with asyncio.timeout(5):
+        await engine.stop(2.0)  # nobody to wait for
+    await until(lambda: len(told(script)) == 3)
+    assert told(script)[1:] == [
+        {"type": "watch", "replica": "", "life": life},
+        {"type": "stop", "life": life, "grace_s": 0.0},
+    ]
+
+
 @pytest.mark.parametrize(("what", "words"), [("refuse", "no cluster answers"), ("hang", "did not answer within 0.3 s")])
 async def test_a_cluster_that_does_not_answer_is_one_message(home, script, what, words):
     (script / what).touch()

@@ -83,8 +83,7 @@ class RayChild:
         return (await asyncio.shield(self.ended)).status
 
     async def stop(self, grace_s: float) -> None:
-        if self.alive():
-            self._fleet.tell(Stop(self.life, grace_s))
+        if self.alive() and self._fleet.end(self.life, grace_s):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait(), grace_s + STOPPED_S)
         self._fleet.forget(self.life)
@@ -150,6 +149,8 @@ class RayFleet:
         self._children: dict[str, RayChild] = {}
         self._orders: dict[str, Place] = {}
         """Of those that are not ready yet, by life: they are told again to a new bridge."""
+        self._owed: list[str] = []
+        """Lives that ended for us while there was no bridge to tell."""
         self._placed = self._load()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -224,10 +225,20 @@ class RayFleet:
             self._placed = held
             self._save()
 
-    def tell(self, what: Told) -> None:
-        """To the bridge; one that is not there is told everything when it is."""
-        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
-            self._process.stdin.write(msgspec.json.encode(what) + b"\n")
+    def end(self, life: str, grace_s: float) -> bool:
+        """Have a life ended; false where that has to wait for the next bridge."""
+        told = self.tell(Stop(life, grace_s))
+        if not told:
+            self._owed.append(life)
+        return told
+
+    def tell(self, what: Told) -> bool:
+        """To the bridge, if there is one; the next one is told all that is under way."""
+        pipe = self._process.stdin if self._process is not None else None
+        if pipe is None or pipe.is_closing():
+            return False
+        pipe.write(msgspec.json.encode(what) + b"\n")
+        return True
 
     # the bridge
 
@@ -279,7 +290,10 @@ class RayFleet:
             while True:
                 await asyncio.sleep(AGAIN_S[min(failures, len(AGAIN_S) - 1)])
                 failures += 1
-                answer = await self._connect()
+                try:
+                    answer = await self._connect()
+                except OSError as error:
+                    answer = Refused(f"{self._bridge[0]} cannot be started: {error}")
                 if isinstance(answer, Connected):
                     break
                 if failures == 1:
@@ -287,6 +301,10 @@ class RayFleet:
             self._told(answer)
             for life, child in self._children.items():
                 self.tell(self._orders.get(life) or Watch("", child.life))
+            for life in self._owed:
+                self.tell(Watch("", life))
+                self.tell(Stop(life, 0.0))
+            self._owed = []
 
     def _take(self, heard: Heard) -> None:
         if isinstance(heard, Waits):
