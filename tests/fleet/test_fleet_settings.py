@@ -64,7 +64,9 @@ def test_a_replica_at_a_name_is_called_after_its_address():
     settings = with_defaults(read({"fleet": "dns", "engine": "external", "dns": {"name": "h:8000"}}))
     urls = ("http://10.0.0.2:8000", "http://[fd00::1]:8000")
     plan = make_plan(settings, {}, addresses={"p": urls})
-    assert {spec.id: spec.url for spec in plan.replicas} == dict(zip(["p-10-0-0-2-8000", "p-fd00--1-8000"], urls, strict=True))
+    assert {spec.id: spec.url for spec in plan.replicas} == dict(
+        zip(["p-10-0-0-2-8000", "p-fd00--1-8000"], urls, strict=True)
+    )
     assert make_plan(settings, {}).replicas == ()
     fewer = make_plan(settings, {}, addresses={"p": urls[1:]})
     assert fewer.replicas[0].digest == plan.replicas[1].digest  # the same replica, whatever came or went before it
