@@ -30,6 +30,7 @@ COMMANDS = {
     "models": "list, pull, verify and remove models",
     "engines": "install, list and remove engines",
     "bundle": "pack wheels and models for a machine without a network",
+    "bench": "load against any OpenAI server, and what it shows",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",
 }
