@@ -6,7 +6,7 @@ from gateway.byte_engine import answers
 from gateway.conftest import CHAT, key_view
 from gateway.held import ANSWER, Held, chat, fixed
 from gateway.wire import until
-from tidegate.types import CLASSES, RULES, ClassView, RuleView
+from tidegate.types import CLASSES, RULES, ClassView, ModelView, RuleView, Sampling
 
 GOOD = "sk-tg-classes-classes-classes"
 SHOWN = f"Authorization: Bearer {GOOD}"
@@ -92,6 +92,14 @@ async def test_a_rule_holds_for_what_is_all_that_it_says(serve, ask, rule, field
         assert (await ask(running, headers=(SHOWN,), **fields)).headers["x-tidegate-class"] == "batch"
     if other is not None:
         assert (await ask(running, headers=(SHOWN,), **other)).headers["x-tidegate-class"] == "standard"
+
+
+async def test_a_rule_on_the_longest_answer_is_not_for_who_does_not_say(serve, ask):
+    """The model's default is not the client's word."""
+    models = (ModelView("m", defaults=Sampling(max_tokens=900)),)
+    running = await serve(models=models, rules=(RuleView("batch", max_tokens_from=500), *RULES))
+    assert (await ask(running)).headers["x-tidegate-class"] == "standard"
+    assert (await ask(running, max_tokens=600)).headers["x-tidegate-class"] == "batch"
 
 
 async def test_the_first_rule_that_matches_holds(serve, ask):

@@ -246,7 +246,7 @@ class Gateway:
             model=intake.model.name,
             path=intake.path,
             prompt_tokens=len(intake.body) // BYTES_PER_TOKEN,
-            max_tokens=asked_tokens(intake) if classifier.asks_tokens else 0,
+            max_tokens=asked_tokens(intake) if classifier.asks_tokens and not intake.defaulted else 0,
         )
 
     def _tokens(self, exchange: Exchange) -> None:

@@ -25,6 +25,8 @@ AHEAD_S: Final = 0.05
 """A request may wait inside an engine for so long: a slot that is freed there is filled at once, not a step later."""
 AHEAD_SHARE: Final = 0.0625
 """But at most so many of its slots."""
+AHEAD_HOLDS_S: Final = 0.005
+"""For so long holds what was foreseen of a replica: all of its requests are looked at for that."""
 
 
 class Host(Protocol):
@@ -104,6 +106,8 @@ class Line(Generic[Room]):
         self._entries: dict[int, Entry[Job[Room]]] = {}
         self._tenants: Mapping[str, float] = {}
         self._options = LimitOptions()
+        self._foreseen: dict[Room, tuple[float, int]] = {}
+        """Of replicas that are full: until when it holds, and how many slots they will have at once."""
         self.counts_tokens = False
         """Whether some replica's memory bounds what it may have."""
         self._long = 0
@@ -129,6 +133,7 @@ class Line(Generic[Room]):
         for state in self.states.values():
             state.demand(now)  # counts those that came since
         limits = [host.limit for host in hosts]
+        self._foreseen.clear()
         self.counts_tokens = any(host.kv_tokens is not None for host in hosts)
         self.total = None if None in limits else sum(limit for limit in limits if limit is not None)
 
@@ -349,12 +354,18 @@ class Line(Generic[Room]):
 
     def _ahead(self, host: Room) -> int:
         """How many may wait inside an engine that is full: as many as it will have a slot for at once."""
-        now, expected, variance = self._now(), 0.0, 0.0
+        now = self._now()
+        until_s, slots = self._foreseen.get(host, (0.0, 0))
+        if now < until_s:
+            return slots
+        expected = variance = 0.0
         for job in host.jobs:
             likely = self.states[job.klass.name].ends_within(AHEAD_S, now, job.granted_s, job.begun_s)
             expected += likely
             variance += likely * (1.0 - likely)
-        return int(max(0.0, min(expected - math.sqrt(variance), AHEAD_SHARE * (host.limit or 0.0))) + 0.5)
+        slots = int(max(0.0, min(expected - math.sqrt(variance), AHEAD_SHARE * (host.limit or 0.0))) + 0.5)
+        self._foreseen[host] = (now + AHEAD_HOLDS_S, slots)
+        return slots
 
     def _may_have_more(self, state: ClassState, now: float) -> bool:
         total = self.total or 0.0
