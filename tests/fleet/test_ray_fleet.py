@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -198,3 +199,8 @@ async def test_every_data_folder_has_a_name_of_its_own_on_the_cluster(home, tmp_
     other.create()
     names = [fleet_of(one, script)._owner() for one in (home, home, other)]
     assert names[0] == names[1] != names[2]
+
+
+def test_whoever_has_no_pool_on_ray_never_imports_it():
+    check = "import sys, tidegate.cli.up; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
