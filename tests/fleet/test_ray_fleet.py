@@ -118,6 +118,7 @@ async def test_a_replica_without_room_waits_and_says_what_it_wants(fleet, capsys
     assert "GPU 1" in output
     assert "CPU 3" in output
     assert not waiting.done()
+    assert "waits for room" in engine.child.why
     waiting.cancel()
     await engine.stop(0.0)
 

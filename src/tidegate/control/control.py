@@ -5,6 +5,7 @@ Order of an end: stop listening, let the gateway drain, then end the chat page a
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ from tidegate.home import Home
 from tidegate.store.keys import digest_of
 from tidegate.types import GpuReport, KeyView, ReplicaState, UsageCount
 
+LOOK_AGAIN_S = 1.0
 KEYS_POLL_S = 0.5
 """A new or revoked key is in every gateway within a second."""
 CHILD_GRACE_S = 5.0
@@ -397,7 +399,8 @@ class Control:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            await self._progress.wait()
+            with contextlib.suppress(TimeoutError):  # not everything that happens elsewhere is progress here
+                await asyncio.wait_for(self._progress.wait(), LOOK_AGAIN_S)
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:

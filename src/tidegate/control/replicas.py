@@ -115,8 +115,14 @@ class Replicas:
         )
 
     def settled(self, name: str) -> bool:
-        """Whether its first start came to an end, good or bad; for an engine that is not ours, whether it was tried."""
+        """Whether its first start came to an end, good or bad; for an engine that is not ours, whether it was tried.
+
+        One that waits for room in a cluster may do so for days.
+        """
         keeper = self.keepers[name]
+        child = keeper.life.child if keeper.life is not None else None
+        if child is not None and child.why and child.alive():
+            return True
         if keeper.view.state in {ReplicaState.READY, ReplicaState.FAILED}:
             return True
         return self._spec(name).engine == "external" and keeper.view.restarts > 0

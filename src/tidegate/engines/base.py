@@ -70,7 +70,7 @@ class Child(Protocol):
 
     @property
     def why(self) -> str:
-        """Why it ended, where that was told from another machine; else empty, and its log may say."""
+        """Of one elsewhere: what it waits for, or why it ended; else empty, and its log may say."""
 
     def alive(self) -> bool: ...
 

@@ -310,6 +310,8 @@ class RayFleet:
         if isinstance(heard, Waits):
             place = self._orders.get(heard.life)
             replica = place.job.replica if place is not None else ""
+            if (waiting := self._children.get(heard.life)) is not None:
+                waiting.why = f"it waits for room in the cluster: {heard.wants}; free: {heard.free}"
             self._log.warning("replica waits for room", replica=replica, wants=heard.wants, free=heard.free)
         if not isinstance(heard, Word):
             return
@@ -317,6 +319,7 @@ class RayFleet:
         if child is None:
             return
         if isinstance(heard.said, Ready) and not child.ready.done():
+            child.why = ""
             child.ready.set_result(heard.said)
         elif isinstance(heard.said, Ended) and not child.ended.done():
             child.why = heard.said.cause
