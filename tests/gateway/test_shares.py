@@ -11,6 +11,7 @@ from tidegate.gateway.shares import (
     ARRIVALS_S,
     ASSUMED_S,
     RETURN_SHARE,
+    RUSH_S,
     UNKNOWN_PAUSE_S,
     WAIT_SHARE,
     Arrivals,
@@ -183,17 +184,24 @@ def test_on_slow_engines_nobody_is_refused_for_a_wait_that_is_short_beside_its_a
 
 def test_those_that_are_refused_are_told_different_times_as_they_could_be_served():
     state = ended(INTERACTIVE, 1.0)
-    told = [state.retry_after_s(2.0, 20.0, now=100.0) for _ in range(50)]
+    told = [state.retry_after_s(5.0, 20.0, now=100.0) for _ in range(50)]
     pause_s = 1.0 / (RETURN_SHARE * 20.0)
-    assert told[0] == pytest.approx(2.0 + pause_s)
+    assert told[0] == pytest.approx(5.0 + pause_s)
     assert [later - sooner for sooner, later in itertools.pairwise(told)] == pytest.approx([pause_s] * 49)
 
 
 def test_times_that_were_given_away_are_over_when_they_have_passed():
     state = ended(INTERACTIVE, 1.0)
     for _ in range(50):
-        state.retry_after_s(2.0, 20.0, now=100.0)
-    assert state.retry_after_s(2.0, 20.0, now=1000.0) == pytest.approx(2.0 + 1.0 / (RETURN_SHARE * 20.0))
+        state.retry_after_s(5.0, 20.0, now=100.0)
+    assert state.retry_after_s(5.0, 20.0, now=1000.0) == pytest.approx(5.0 + 1.0 / (RETURN_SHARE * 20.0))
+
+
+def test_nobody_is_told_to_come_again_while_a_rush_may_still_go_on():
+    state = ended(INTERACTIVE, 1.0)
+    told = [state.retry_after_s(0.5, 20.0, now=100.0) for _ in range(3)]
+    pause_s = 1.0 / (RETURN_SHARE * 20.0)
+    assert told == pytest.approx([RUSH_S + number * pause_s for number in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(("ends", "rate"), [(0, 20.0), (1, 0.0)], ids=["none has ended", "no rate is known"])

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tidegate.errors import RateLimited, RequestError, Unavailable
 from tidegate.gateway.queue import Entry, FairQueue
-from tidegate.gateway.shares import NO_DEMAND, ClassState, room_for_yielding, service_rate
+from tidegate.gateway.shares import AFTER_RUSH, NO_DEMAND, ClassState, room_for_yielding, service_rate
 from tidegate.types import ClassReport, ClassView, LimitOptions, TenantView
 
 NO_REPLICA_RETRY_S: Final = 2.0
@@ -277,7 +277,11 @@ class Line(Generic[Room]):
 
     def _busy(self, state: ClassState, wait_s: float, now: float) -> RateLimited:
         state.refused += 1
-        retry_after_s = state.retry_after_s(wait_s, self._rate(state.view, now), now)
+        rate, clears_s = self._rate(state.view, now), wait_s
+        if state.view.yields and rate > 0:  # what it has now is what a rush of the others has left it
+            rate = max(rate, AFTER_RUSH * (self.total or 0.0) / state.holds_s)
+            clears_s = (self.queue.waiting(state.view.name) + 1) / rate
+        retry_after_s = state.retry_after_s(clears_s, rate, now)
         return RateLimited(
             f"too much is waiting: a {state.view.name} request would wait {wait_s:.1f} s now; "
             f"come again in {retry_after_s:.1f} s",

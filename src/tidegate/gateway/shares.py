@@ -28,8 +28,12 @@ REGULAR: Final = 0.25
 WAIT_SHARE: Final = 1 / 3
 """Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
 UNKNOWN_PAUSE_S: Final = 0.1
-RETURN_SHARE: Final = 0.35
+RETURN_SHARE: Final = 0.4
 """Of the rate of service: how many of the refused are told to come again in a second."""
+RUSH_S: Final = 3.0
+"""A rush is not over when its first request has been refused: nobody is told to come again sooner."""
+AFTER_RUSH: Final = 0.7
+"""Of all slots: what those that yield will have when a rush of the others is over, which is when they are to return."""
 
 
 class Arrivals:
@@ -139,7 +143,11 @@ class ClassState:
 
         While none of its class has ended nobody knows how long they take: those come soon, to be told better.
         """
-        pause_s = 1.0 / (RETURN_SHARE * rate) if rate > 0 and self._ended else UNKNOWN_PAUSE_S
+        pause_s, rush_s = UNKNOWN_PAUSE_S, 0.0
+        if rate > 0 and self._ended:
+            pause_s, rush_s = 1.0 / (RETURN_SHARE * rate), RUSH_S
+        if self._next_return_s < now:
+            self._next_return_s = now + rush_s
         self._next_return_s = max(self._next_return_s, now + wait_s) + pause_s
         return self._next_return_s - now
 
