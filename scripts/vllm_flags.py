@@ -16,10 +16,11 @@ import sys
 def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
         import vllm.entrypoints.cli
-        from vllm import __version__, envs
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.model_executor.models.registry import _PREVIOUSLY_SUPPORTED_MODELS, ModelRegistry
         from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        from vllm import __version__, envs
 
         parser = make_arg_parser(FlexibleArgumentParser())
         commands = set()
