@@ -86,7 +86,8 @@ class Call:
                 self._parts.append(payload)
             return
         now = monotonic()
-        if self._tail or payload.find(b"\n\n") != len(payload) - 2:
+        size = len(payload)
+        if self._tail or size < 2 or payload.find(b"\n\n") != size - 2:
             payload = self._tail + payload
             end = whole_events(payload)
             self._tail, payload = payload[end:], payload[:end]

@@ -192,7 +192,9 @@ async def _measure(
         sizes = await probe.sizes(endpoint, wire, timeout_s)
         if sizes is None:
             sizes = Sizes()
-            notes.append(f"The server does not count tokens: prompts are made of {sizes.per_character:g} a character.")
+            notes.append(
+                f"The server's counts of tokens tell nothing of prompts: these are made of {sizes.per_character:g} a character."
+            )
     finally:
         for connection in list(endpoint.connections):
             connection.abort()
