@@ -176,7 +176,7 @@ async def test_a_slow_prefill_moves_no_counter(connect, batching):
         connect(engine.url) as raw,
     ):
         raw.send({"messages": [{"role": "user", "content": "[[fault:slow=300]]"}], "stream": True})
-        await raw.read(until=b"assistant")
+        await raw.read(until=b"\r\n\r\n")
         first = progress((await client.get("/metrics")).text)
         await asyncio.sleep(0.1)
         assert progress((await client.get("/metrics")).text) == first

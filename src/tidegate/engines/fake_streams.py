@@ -41,7 +41,7 @@ class Generation:
         self.sent = 0
         self._fault_at = -1 if fault is None or fault.kind not in WITHIN_A_STREAM else fault.after
         self._over, self._die = over, die
-        self._is_over = self._silent = False
+        self._is_over = self._silent = self._greeted = False
         self._pinging: asyncio.TimerHandle | None = None
         self._split: Splitter | None = None
         if fault is not None and fault.kind is FaultKind.SPLIT:
@@ -56,11 +56,16 @@ class Generation:
         """Send the head of a stream; a JSON answer's goes with its body."""
         if not self.request.stream:
             return
-        first = self.writer.first()
         self.exchange.start(200, fake_wire.STREAM)
-        self._write(first)
         if self._fault_at == 0:
+            self._greet()
             self._commit()
+
+    def _greet(self) -> None:
+        """Send what comes before the first token, with it: as vLLM and llama.cpp do, not while a prompt is read."""
+        if not self._greeted:
+            self._greeted = True
+            self._write(self.writer.first())
 
     def token(self) -> bool:
         if self._is_over:
@@ -72,6 +77,7 @@ class Generation:
             self.first_token_s = time.monotonic() - self.began_s
         if self.sent < len(answer.tokens):
             if self.request.stream:
+                self._greet()
                 self._write(self.writer.token(answer.tokens[self.sent]))
             self.sent += 1
         if self.sent == self._fault_at and self.request.stream:
@@ -87,6 +93,7 @@ class Generation:
         answer = self.answer
         usage = fake_wire.usage(answer.prompt_tokens, len(answer.tokens))
         if self.request.stream:
+            self._greet()
             self._write(self.writer.last(answer.finish_reason))
             if (self.request.stream_options or {}).get("include_usage"):
                 self._write(self.writer.usage(usage))
