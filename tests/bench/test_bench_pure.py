@@ -268,6 +268,14 @@ def test_a_knee_out_of_reach_is_told_as_such():
     assert knee.knee([step(10, answered=2)]) == knee.Knee(None, ended=True, most_answered=2)
 
 
+def test_answers_on_their_way_at_a_short_runs_end_are_no_backlog():
+    """A second of requests, each answered in a quarter: kept. Answered ever later, the last after a second: not."""
+    sound = [sample(at / 10, first=at / 10 + 0.1, end=at / 10 + 0.25) for at in range(11)]
+    behind = [sample(at / 10, first=at / 5 + 0.1, end=at / 5 + 0.1) for at in range(11)]
+    assert summary.step(summed(sound)).kept == pytest.approx(1)
+    assert summary.step(summed(behind)).kept < knee.KEPT
+
+
 # summaries
 
 

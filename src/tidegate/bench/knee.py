@@ -13,13 +13,18 @@ SLOWER: Final = 3.0
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What one rate showed. `good` is the share of requests within the SLO, None without one."""
+    """What one rate showed. `good` is the share of requests within the SLO, None without one.
+
+    `kept` is how fast it answered by how fast it was asked, where that is known better than by the two rates: a short
+    run ends with answers that were still on their way, and draws a few requests more or less.
+    """
 
     offered: float
     answered: float
     failed: float
     p90_s: float
     good: float | None = None
+    kept: float | None = None
 
 
 class Knee(msgspec.Struct, frozen=True):
@@ -32,7 +37,8 @@ class Knee(msgspec.Struct, frozen=True):
 
 
 def keeps_up(step: Step, lowest: Step) -> bool:
-    if step.failed > FAILED or step.answered < KEPT * step.offered:
+    kept = step.answered / step.offered if step.kept is None else step.kept
+    if step.failed > FAILED or kept < KEPT:
         return False
     if step.good is not None:
         return step.good >= KEPT

@@ -57,6 +57,8 @@ class Run(msgspec.Struct, frozen=True):
     unfinished: int
     seconds: float
     """From the first request to the end of the last answer."""
+    sending_s: float
+    """From when the first request was to be sent to the last one."""
     queries_per_s: float
     latency_s: Spread | None
     first_token_s: Spread | None

@@ -56,6 +56,7 @@ def run(
         explained={kind: text for kind, text in observed.explained.items() if kind in failed},
         unfinished=len(all_samples) - len(samples),
         seconds=seconds,
+        sending_s=max(one.at for one in samples) - min(one.at for one in samples) if samples else 0.0,
         queries_per_s=_rate(len(answers), seconds),
         latency_s=spread(latencies),
         first_token_s=spread(firsts),
@@ -151,9 +152,12 @@ def time_line(samples: Sequence[Sample]) -> list[Second]:
 
 def step(one: Run) -> Step:
     """What a run of a ramp says about its rate."""
-    offered = one.offered_per_s or 0.0
+    kept = _share(one.answered, one.requests)
+    if one.latency_s is not None and one.sending_s > 0:
+        kept *= min(1.0, one.sending_s / max(one.seconds - one.latency_s.p50, one.sending_s))
     return Step(
-        offered=offered,
+        offered=one.offered_per_s or 0.0,
+        kept=kept,
         answered=one.queries_per_s,
         failed=_share(sum(one.failed.values()), one.requests),
         p90_s=one.latency_s.p90 if one.latency_s is not None else math.inf,
