@@ -290,7 +290,7 @@ class PoolSettings(Section):
 class EnginesSettings(Section):
     """How engines are installed (`tidegate engines install`)."""
 
-    pip_args: tuple[str, ...] = Field((), examples=[["--extra-index-url", "https://pypi.example/simple"]])
+    pip_args: tuple[str, ...] = Field((), examples=[["--extra-index-url", "https://wheels.example/simple"]])
     """Further arguments of pip, which reads its own settings (pip.conf, PIP_* variables) all the same."""
     python: Path | None = Field(None, examples=["/usr/bin/python3.12"])
     """Python that environments are made with. Default: the one that runs Tidegate."""

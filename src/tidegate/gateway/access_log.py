@@ -80,7 +80,7 @@ class LineMaker:
         self._second_text = ""
 
     def lines(self, records: Iterable[Ended | Refused]) -> bytes:
-        """A line for each. Times in milliseconds."""
+        """A line for each. Times in milliseconds. Ids are written as they are: no other letters get this far (`app`)."""
         lines: list[str] = []
         for record in records:
             at_s = record.at_s

@@ -139,7 +139,8 @@ class ClassState:
         return max(most_s, WAIT_SHARE * self.duration_s)
 
     def retry_after_s(self, wait_s: float, rate: float, now: float) -> float:
-        """When one that is refused should come again: all of them at different times, as they could be served.
+        """When one that is refused should come again: all of them at different times, as they could be served, and not
+        before a rush may be over.
 
         While none of its class has ended nobody knows how long they take: those come soon, to be told better.
         """
