@@ -12,7 +12,8 @@ from tokenizers.trainers import BpeTrainer
 
 from models.tiny import SPECIAL, write_ernie
 
-POSITIONS = 4096
+POSITIONS = 16_384
+"""So tiny a model makes thousands of tokens a second: an answer is to last for seconds."""
 PRINTABLE = [chr(number) for number in range(0x21, 0x7F)]
 
 
