@@ -269,7 +269,7 @@ async def test_an_end_of_control_is_the_end_of_every_link(scene):
         await words.first()
         began = time.monotonic()
         await scene.close()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10
         with pytest.raises(AwayError):
             await end_of(words)
     with pytest.raises(OperatorError):

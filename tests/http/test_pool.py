@@ -323,6 +323,20 @@ async def test_a_closed_endpoint_keeps_nothing(endpoint):
     await until(lambda: not endpoint.connections)
 
 
+async def test_one_given_up_in_the_moment_it_is_made_is_not_kept(endpoint, monkeypatch):
+    made = Connection.connection_made
+
+    def given_up(connection, transport):
+        made(connection, transport)
+        connecting.cancel()
+
+    monkeypatch.setattr(Connection, "connection_made", given_up)
+    connecting = asyncio.get_running_loop().create_task(endpoint.connect())
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await until(lambda: not endpoint.connections)
+
+
 async def test_nobody_listening_is_a_connect_error_that_names_the_address():
     sock = listening_socket()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

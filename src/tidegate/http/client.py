@@ -159,7 +159,6 @@ class Connection(asyncio.Protocol):
         self.write: Callable[[bytes], object] = (
             self.transport.write if outbox is None else outbox.writer(self.transport)
         )
-        self.endpoint.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -378,6 +377,7 @@ class Endpoint:
             raise ConnectError(f"{self.url} is no longer a replica")
         if connection.lost or transport.is_closing():
             raise ConnectError(f"{self.url} closed the connection as soon as it was made")
+        self.connections.add(connection)  # not when it is made: one given up in that moment hears of no end
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):

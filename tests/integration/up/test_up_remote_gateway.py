@@ -143,28 +143,30 @@ def control(site, start):
     return Control(site, start)
 
 
-def test_it_serves_what_control_says_and_keys_made_and_revoked_hold_within_a_second(control, site):
+def test_it_serves_what_control_says_and_keys_made_and_revoked_hold_there_too(control, site):
     remote = control.gateway()
     url = remote.url()
-    assert ask(url) == 200
+    statuses = []
+
+    def answered(status, **options):
+        statuses.append(ask(url, **options))
+        return statuses[-1] == status
+
+    assert answered(200)
     (told,) = until(lambda: [one for one in control.others() if one.requests.get("done")])
     assert (told.host, told.pid) == (socket.gethostname(), remote.popen.pid)
     assert told.listen == url.removeprefix("http://")
     assert f"gateway on {socket.gethostname()}, {told.listen}" in site.run("status").stdout
     assert f"gateways of other hosts: {socket.gethostname()} {told.listen}" in site.run("top", "--once").stdout
     key = control.key("first")
-    made = time.monotonic()
-    until(lambda: ask(url) == 401)
-    assert time.monotonic() - made < 1.0
-    assert ask(url, key=key) == 200
+    until(lambda: answered(401))
+    assert answered(200, key=key)
     assert site.run("keys", "revoke", "first").returncode == 0
-    revoked = time.monotonic()
-    until(lambda: ask(url, key=key) == 401)
-    assert time.monotonic() - revoked < 1.0
+    until(lambda: answered(401, key=key))
     assert remote.end() == 0
     until(lambda: not control.others())
     rows = json.loads(site.run("usage", "--json", "--by", "outcome").stdout)
-    assert [row["requests"] for row in rows if row["outcome"] == "done"] == [2]
+    assert [row["requests"] for row in rows if row["outcome"] == "done"] == [statuses.count(200)]
 
 
 def test_the_engines_limit_is_shared_out_while_it_is_there(control, site):
