@@ -63,18 +63,22 @@ class Cluster:
     """The nodes, as processes of this site, so that whatever they leave behind is noticed."""
 
     def __init__(self, site):
-        site.environ = {**site.environ, **QUIET}
+        folder = site.folder / "ray"
+        folder.mkdir()
+        site.environ = {**site.environ, **QUIET, "RAY_TMPDIR": str(site.folder)}  # where it says that it is there
         self.output = site.folder / "nodes.txt"
         with self.output.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(NODES), str(site.folder / "ray")],
+                [sys.executable, str(NODES), str(folder)],
                 env=site.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
         line = self.process.stdout.readline()
-        assert line, self.output.read_text()
+        if not line:
+            self.close()
+            raise AssertionError(self.output.read_text())
         told = json.loads(line)
         self.address, self.raylets = told["address"], told["raylets"]
 
