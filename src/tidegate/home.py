@@ -1,6 +1,6 @@
 """The data folder: one place for all state, closed to other users.
 
-models/ engines/ chat/ logs/ run/ state.db lan.key
+models/ engines/ chat/ logs/ traces/ run/ state.db lan.key
 """
 
 import os
@@ -29,6 +29,11 @@ class Home:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def traces(self) -> Path:
+        """When requests came, where that is recorded; made then."""
+        return self.path / "traces"
 
     @property
     def run(self) -> Path:

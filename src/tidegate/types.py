@@ -289,8 +289,8 @@ class LimitOptions(msgspec.Struct, frozen=True):
     every_s: float = 30.0
 
 
-class AccessLogOptions(msgspec.Struct, frozen=True):
-    """How the access log is kept."""
+class LineFileOptions(msgspec.Struct, frozen=True):
+    """How a file of lines about requests is kept."""
 
     enabled: bool = False
     max_bytes: int = 100 * 1024 * 1024
@@ -314,7 +314,8 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
     keys_required: bool = False
     """False: requests are anonymous and whatever key they carry is ignored."""
     options: GatewayOptions = GatewayOptions()
-    access_log: AccessLogOptions = AccessLogOptions()
+    access_log: LineFileOptions = LineFileOptions()
+    trace: LineFileOptions = LineFileOptions()
     redis: RedisOptions = RedisOptions()
     classes: tuple[ClassView, ...] = CLASSES
     rules: tuple[RuleView, ...] = RULES

@@ -334,6 +334,7 @@ async def test_ctrl_c_tells_what_there_is_and_that_it_is_partial(tmp_path):
         (["127.0.0.1:1", "--ramp", "1:9", "--repeats", "2"], "--repeats: a ramp runs each rate once"),
         (["127.0.0.1:1", "--rate", "5", "--warmup", "30"], "--warmup"),
         (["127.0.0.1:1", "--rate", "5", "--extra", "[1]"], "--extra: is not a JSON object"),
+        (["127.0.0.1:1", "--trace", "/proc/self/task"], "has no trace.jsonl"),
         (["127.0.0.1:1", "--trace", "/nowhere/x"], "--trace: /nowhere/x cannot be read: No such file or directory"),
         (["127.0.0.1:1", "--rate", "5", "--html", "/nowhere/x"], "/nowhere/x cannot be written"),
         (["https://h", "--rate", "5"], "plain http"),

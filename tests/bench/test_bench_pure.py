@@ -201,9 +201,14 @@ def test_a_request_says_its_length_key_and_fields():
 # traces
 
 
+def recorded(text, speed=1):
+    """A trace of these lines."""
+    return trace.read("t", [(f"line {number} of t", line) for number, line in enumerate(text.split(b"\n"), 1)], speed)
+
+
 def test_a_trace_is_replayed_as_it_was_recorded_and_faster_if_asked():
     text = b'{"at_s": 5, "class": "a", "prompt_tokens": 20, "output_tokens": 3, "stream": false}\n\n{"at_s": 3}\n'
-    read = trace.read("t", text.splitlines(keepends=True), 2)
+    read = recorded(text, 2).arrivals
     assert read == [trace.Arrival(0.0), trace.Arrival(1.0, "a", 20, 3, stream=False)]
     first, second = drawn_workload().replayed(read)
     assert (second.at_s, second.klass, second.stream, first.stream) == (1.0, "a", False, True)
@@ -214,11 +219,57 @@ def test_a_trace_is_replayed_as_it_was_recorded_and_faster_if_asked():
 def test_an_access_log_is_a_trace():
     """Its times are those of the ends."""
     line = '{"time":"2026-09-21T12:00:0%s.500Z","class":"standard","total_ms":%s,"tokens_in":23,"tokens_out":null,"stream":true}\n'
-    read = trace.read("t", [(line % ("2", 1500)).encode(), (line % ("1", 0)).encode()], 1)
-    assert [(one.at_s, one.klass, one.prompt_tokens, one.output_tokens) for one in read] == [
+    read = recorded((line % ("2", 1500) + line % ("1", 0)).encode())
+    assert [(one.at_s, one.klass, one.prompt_tokens, one.output_tokens) for one in read.arrivals] == [
         (pytest.approx(0.0), "standard", 23, None),
         (pytest.approx(0.5), "standard", 23, None),
     ]
+
+
+END = '{"at_s":%s,"class":"standard","prompt_tokens":3,"output_tokens":4,"total_ms":%s,"stream":true}'
+
+
+def test_a_torn_line_is_left_out_and_told():
+    """As a machine that lost its power leaves the last one."""
+    read = recorded("\n".join([END % (1, 0), END % (2, 0), '{"at_s":3,"cla']).encode())
+    assert [one.at_s for one in read.arrivals] == [0, 1]
+    assert len(read.notes) == 1
+    assert read.notes[0].startswith("Trace: line 3 of t is torn, and left out: ")
+
+
+def test_a_file_of_something_else_is_no_trace_with_torn_lines():
+    with pytest.raises(SettingError, match=r"^--trace: line 1 of t is no JSON line: "):
+        recorded(b"time,tokens\na,2\nb,4\n")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"at_s": 2, "prompt_tokens": -1', b'"at_s": 2, "output_tokens": 1000001', b'"at_s": 2, "class": "a\\r\\nx: y"',
+        b'"at_s": 2, "class": "a\\n"', b'"at_s": 2, "stream": "yes"', b'"at_s": 2, "total_ms": -1', b'"at_s": 1e300',
+        b'"at_s": null', b'"time": 5',
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_told_with_its_line(fields):
+    with pytest.raises(SettingError, match=r"^--trace: line 2 of t"):
+        recorded(b'{"at_s": 1}\n{%b}\n' % fields)
+
+
+def test_a_clock_that_was_set_is_told_with_its_line_and_slow_answers_are_no_such_thing():
+    slow = recorded("\n".join([END % (100, 0), END % (1, 120_000), END % (122, 0)]).encode())
+    assert slow.notes == []
+    jumped = recorded("\n".join([END % (9000, 0), END % (5400, 0), END % (5401, 0), END % (12_601, 0)]).encode())
+    assert jumped.notes == [
+        "Trace: line 2 of t: time goes back by 3,600 s: a clock was set, or files are mixed.",
+        "Trace: line 4 of t: nothing came for 7,200 s: a pause, or a clock that was set.",
+    ]
+
+
+def test_lines_of_an_access_log_that_ask_for_no_text_are_left_out():
+    text = b'{"at_s": 1, "path": "/v1/embeddings"}\n{"at_s": 2, "path": "/v1/completions"}\n{"at_s": 3, "outcome": "refused"}'
+    read = recorded(text)
+    assert read.arrivals == [trace.Arrival(0.0)]
+    assert read.notes == ["Trace: 2 lines of requests that were refused, or asked for no text, are left out."]
 
 
 # SLOs
@@ -355,9 +406,9 @@ def test_intervals_are_told_of_whole_repeats_alone():
         (Slo.parse, "ttft=1s,ttft=2s"),
         (Slo.parse, "e2e=1s"),
         (Slo.parse, ""),
-        (lambda text: trace.read("t", [text.encode()], 1), '{"at_s": "now"}'),
-        (lambda text: trace.read("t", [text.encode()], 1), "{}"),
-        (lambda text: trace.read("t", [text.encode()], 1), ""),
+        (lambda text: recorded(text.encode()), '{"at_s": "now"}'),
+        (lambda text: recorded(text.encode()), "{}"),
+        (lambda text: recorded(text.encode()), ""),
         (probe.base_url, "https://h"),
         (probe.base_url, "ftp://h"),
         (probe.base_url, "http://h:1/v2"),

@@ -62,12 +62,12 @@ async def gateway():
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     started = []
 
-    async def start(*views, models=None, options=None, **snapshot):
+    async def start(*views, models=None, options=None, files=None, **snapshot):
         options = options or GatewayOptions()
         models = models or (ModelView("m"),)
         whole = FleetSnapshot(number=1, models=models, replicas=views, options=options, **snapshot)
         listening = listening_socket()
-        running = Running(Gateway(whole, listen_host="127.0.0.1", process=ProcessId(1, 1)), listening)
+        running = Running(Gateway(whole, listen_host="127.0.0.1", process=ProcessId(1, 1), files=files), listening)
         await running.gateway.server.start(listening)
         started.append(running)
         return running

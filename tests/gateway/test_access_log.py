@@ -10,9 +10,10 @@ import threading
 import pytest
 
 from gateway.test_accounting import NOON, ended
-from tidegate.gateway.access_log import AccessLog, Refused, SharedFile
+from tidegate.gateway.access_log import AccessLog, Refused
+from tidegate.gateway.line_file import SharedFile
 from tidegate.gateway.record import Caller
-from tidegate.types import AccessLogOptions, Outcome
+from tidegate.types import LineFileOptions, Outcome
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def lines(*files):
 
 def test_a_request_is_one_line_that_says_who_what_and_how_long(file):
     log = AccessLog(file)
-    log.apply(AccessLogOptions(enabled=True))
+    log.apply(LineFileOptions(enabled=True))
     log.add(
         [
             ended(at_s=NOON + 0.25, caller=Caller("sales", "anna", "k1"), queue_s=0.00123, first_s=0.0456, moves=1),
@@ -79,7 +80,7 @@ def test_a_request_is_one_line_that_says_who_what_and_how_long(file):
 
 def test_what_a_client_sends_cannot_break_a_line_or_make_it_long(file):
     log = AccessLog(file)
-    log.apply(AccessLogOptions(enabled=True))
+    log.apply(LineFileOptions(enabled=True))
     long = Caller(user="\ud800\n\x00" + "x" * 9999)
     log.add([Refused(NOON, "r", long, "/" + "y" * 9999, 404, "c"), ended(caller=long, code="z" * 9999)])
     log.close()
@@ -90,7 +91,7 @@ def test_what_a_client_sends_cannot_break_a_line_or_make_it_long(file):
 
 def test_a_log_that_is_not_wanted_makes_no_file(file):
     log = AccessLog(file)
-    log.apply(AccessLogOptions(enabled=False))
+    log.apply(LineFileOptions(enabled=False))
     log.close()
     assert not file.exists()
 
@@ -127,7 +128,7 @@ def test_a_file_that_somebody_else_moved_is_begun_anew(file, shared):
 WRITER = """
 import sys
 from pathlib import Path
-from tidegate.gateway.access_log import SharedFile
+from tidegate.gateway.line_file import SharedFile
 name, file = sys.argv[1:]
 shared = SharedFile(Path(file))
 shared.max_bytes, shared.backups = 20_000, 1000
@@ -169,7 +170,7 @@ def test_a_full_disk_costs_lines_which_are_counted_and_writing_goes_on_once_ther
 def test_a_disk_that_is_full_for_real_is_told_once_and_its_lines_are_counted(file, caplog):
     log = AccessLog(file)
     file.symlink_to("/dev/full")
-    log.apply(AccessLogOptions(enabled=True))
+    log.apply(LineFileOptions(enabled=True))
     for _ in range(10):
         log.add([ended()])
     log.close()
@@ -178,9 +179,9 @@ def test_a_disk_that_is_full_for_real_is_told_once_and_its_lines_are_counted(fil
 
 def test_the_end_writes_what_waits_and_leaves_no_thread(file):
     log = AccessLog(file)
-    log.apply(AccessLogOptions(enabled=True))
+    log.apply(LineFileOptions(enabled=True))
     for _ in range(3):
         log.add([ended(status=status) for status in range(200, 300)])
     log.close()
     assert [line["status"] for line in lines(file)] == 3 * list(range(200, 300))
-    assert "access-log" not in {thread.name for thread in threading.enumerate()}
+    assert "the access log" not in {thread.name for thread in threading.enumerate()}

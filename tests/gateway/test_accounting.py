@@ -5,12 +5,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.gateway.access_log import QUEUE_BATCHES, AccessLog
+from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.accounting import BATCH, CELLS_MAX, REFUSED_LINES_PER_S, Accounting
+from tidegate.gateway.line_file import QUEUE_BATCHES
 from tidegate.gateway.metrics import MODELS_MAX, REFUSALS_MAX, Metrics
 from tidegate.gateway.record import ANONYMOUS, Caller, Ended
+from tidegate.gateway.request_files import RequestFiles
+from tidegate.gateway.trace_log import TraceLog
 from tidegate.gateway.usage_sums import ROWS_MAX
-from tidegate.types import AccessLogOptions, FleetSnapshot, GatewayOptions, Outcome
+from tidegate.types import FleetSnapshot, GatewayOptions, LineFileOptions, Outcome
 
 NOON = 1_790_000_000 // 86_400 * 86_400 + 43_200
 DAY = "2026-09-21"
@@ -177,9 +180,9 @@ def test_no_label_makes_endless_series():
 
 def logging_accounting(tmp_path):
     log = AccessLog(tmp_path / "access.log")
-    log.apply = lambda options: None  # nobody empties the queue
-    accounting = Accounting(Metrics(), log)
-    accounting.apply(FleetSnapshot(number=1, access_log=AccessLogOptions(enabled=True)))
+    log._run = lambda: None  # nobody empties the queue
+    accounting = Accounting(Metrics(), RequestFiles(log, TraceLog(tmp_path / "trace.jsonl")))
+    accounting.apply(FleetSnapshot(number=1, access_log=LineFileOptions(enabled=True)))
     return accounting, log
 
 
@@ -205,7 +208,7 @@ def test_a_log_that_nobody_empties_is_bounded_and_what_it_misses_is_counted(tmp_
 
 def test_without_a_log_nothing_waits_for_one(tmp_path):
     accounting, log = logging_accounting(tmp_path)
-    accounting.apply(FleetSnapshot(number=2, access_log=AccessLogOptions(enabled=False)))
+    accounting.apply(FleetSnapshot(number=2, access_log=LineFileOptions(enabled=False)))
     accounting.ended(ended())
     accounting.settle()
     assert not log.queue

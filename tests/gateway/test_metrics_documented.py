@@ -23,7 +23,7 @@ def test_the_page_says_what_the_code_tells():
     metrics.replicas = lambda: [msgspec.structs.replace(replica, running=1, waiting=0, kv_usage=0.5)]
     metrics.classes = lambda: [ClassReport("batch", queued=1)]
     metrics.gpus = lambda: [GpuReport("GPU-a", "NVIDIA A10", 0.5, 1, 2, 3.0, 4.0)]
-    metrics.dropped_lines = lambda: {"full": 1}
+    metrics.dropped_lines = metrics.dropped_trace = lambda: {"full": 1}
     metrics.model("m").in_flight += 1
     accounting.ended(ended())
     accounting.refused(at_s=NOON, request_id="r", caller=ANONYMOUS, path="/", status=404, code="unknown_path")

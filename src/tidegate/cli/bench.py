@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from tidegate import __version__
-from tidegate.bench import arrivals, lengths, page, probe, summary, text, use, workload
+from tidegate.bench import arrivals, lengths, page, probe, summary, text, trace, use, workload
 from tidegate.bench.knee import knee
 from tidegate.bench.prompts import Sizes
 from tidegate.bench.results import Report
@@ -29,7 +29,6 @@ from tidegate.cli.bench_asked import (
     extra_fields,
     how_requests_come,
     read_key,
-    read_trace,
     room,
     this_machine,
     writable,
@@ -55,7 +54,10 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     arrivals_: Annotated[str, typer.Option("--arrivals", help="poisson, steady or bursts:SIZE.")] = "poisson",
     ramp: Annotated[str, typer.Option(help="FROM:TO[:STEPS] requests a second, a run each, to find the knee.")] = "",
     trace_: Annotated[
-        Path | None, typer.Option("--trace", help="Recorded arrivals: JSON lines, or an access log.")
+        Path | None,
+        typer.Option(
+            "--trace", help="Recorded arrivals: JSON lines, a folder of a gateway's traces, or an access log."
+        ),
     ] = None,
     speed: Annotated[float, typer.Option(min=0.001, help="With --trace: how much faster than recorded.")] = 1.0,
     concurrency: Annotated[
@@ -109,14 +111,14 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     the run and tells what there is. Exit code 1 when nothing was answered, 130 when it was interrupted.
     """
     base = probe.base_url(url)
-    replayed = read_trace(trace_, speed) if trace_ is not None else ()
+    replayed = trace.load(trace_, speed) if trace_ is not None else trace.Trace([], [])
     coming = Coming(
         arrivals=arrivals.parse(arrivals_),
         rate=rate,
         ramp=arrivals.Ramp.parse(ramp) if ramp else None,
-        trace=replayed,
+        trace=tuple(replayed.arrivals),
         users=concurrency,
-        seconds=30.0 if seconds is None and requests is None and not replayed else seconds,
+        seconds=30.0 if seconds is None and requests is None and not replayed.arrivals else seconds,
         requests=requests,
         repeats=repeats,
         warmup_s=warmup,
@@ -166,7 +168,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         knee=knee([summary.step(one) for one in done if not one.partial])
         if coming.ramp is not None and any(not one.partial for one in done)
         else None,
-        notes=notes,
+        notes=replayed.notes + notes,
     )
     print(text.table(report), end="")
     _write(json_, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tidegate import machine
-from tidegate.bench import lengths, trace, workload
+from tidegate.bench import lengths, workload
 from tidegate.bench.results import Machine
 from tidegate.bench.running import Coming
 from tidegate.errors import OperatorError, SettingError
@@ -108,14 +108,6 @@ def how_requests_come(coming: Coming, arrivals_: str) -> str:
     else:
         how = f"open loop ({arrivals_}), {coming.rate:g} requests/s"
     return ", ".join([how, *ends, *([f"{coming.repeats} times"] if coming.repeats > 1 else [])])
-
-
-def read_trace(file: Path, speed: float) -> tuple[trace.Arrival, ...]:
-    try:
-        with file.open("rb") as lines:
-            return tuple(trace.read(file.name, lines, speed))
-    except OSError as error:
-        raise SettingError("--trace", f"{file} cannot be read: {error.strerror}") from None
 
 
 def read_key(file: Path | None) -> str:

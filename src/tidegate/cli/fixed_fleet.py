@@ -70,6 +70,7 @@ class FixedFleet:
             status=status,
             keys=self._keys,
             access_log=self._settings.log.access_log(),
+            trace=self._settings.log.traced(),
             redis=self._settings.limits.redis(),
             policy=self._settings.policy(),
         )

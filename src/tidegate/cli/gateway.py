@@ -19,10 +19,10 @@ from tidegate.config import Settings, find_file, is_loopback, load, split_addres
 from tidegate.control import ports
 from tidegate.errors import OperatorError, SettingError
 from tidegate.fleet.local import process_id
-from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.link import Link
 from tidegate.gateway.process import run
+from tidegate.gateway.request_files import RequestFiles
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.home import Home, find_home
 from tidegate.http.tls import server_context
@@ -35,7 +35,6 @@ FLEET_WAIT_S = 2.0
 FIRST_LOOK_S = 3.0
 """The same, for the first look at engines: who comes meanwhile waits, and is not told that there is no model."""
 
-ACCESS_LOG = "access.log"
 
 app = typer.Typer(add_completion=False)
 
@@ -110,13 +109,13 @@ def _serve_control(
             if lost := sum(one.requests for one in served.accounting.take_usage()):
                 logs.get().error("control is away; what was used at the end is in no table", requests=lost)
 
-    access_log = AccessLog(find_home().logs / ACCESS_LOG)
+    files = RequestFiles.below(find_home())
     snapshot = FleetSnapshot(number=0)
-    make = partial(Gateway, snapshot, listen_host=host, process=process, access_log=access_log, shares=shares)
+    make = partial(Gateway, snapshot, listen_host=host, process=process, files=files, shares=shares)
     try:
         return run(make, listening, tls=tls, beside=beside, fleet_wait_s=fleet_wait_s)
     finally:
-        access_log.close()
+        files.close()
 
 
 def _serve_remote(
@@ -140,7 +139,7 @@ def _serve_remote(
     if ca is not None and not url.tls:
         raise SettingError("--control-ca", f"is for https, and {url.text} is not")
     settings = load(find_file(config, find_home().path), {"gateway": flags})
-    return serve_remote(settings, Place(url, token_file, ca), _own_access_log)
+    return serve_remote(settings, Place(url, token_file, ca), _own_files)
 
 
 def _flags(listen: str | None, *, allow_anonymous: bool) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _serve_alone(settings: Settings) -> int:
         logs.configure(settings.log, file=None, terminal=True)
         url = ports.url_of(ports.address_of(listening), "https" if tls else "http")
         logs.get().info("gateway listening", url=url, engines=[url for pool in settings.pool for url in pool.urls])
-        access_log = _own_access_log(home)
+        files = _own_files(home)
         watch = Watch(lambda trouble: logs.get().warning("gpu trouble", cause=trouble))
         try:
             fleet = FixedFleet(settings, store.keys, store.touched)
@@ -206,22 +205,22 @@ def _serve_alone(settings: Settings) -> int:
 
             process = process_id(os.getpid())
             unseen = msgspec.structs.replace(fleet.snapshot(), number=0)
-            make = partial(Gateway, unseen, listen_host=host, process=process, access_log=access_log)
+            make = partial(Gateway, unseen, listen_host=host, process=process, files=files)
             return run(make, listening, tls=tls, beside=beside, fleet_wait_s=FIRST_LOOK_S)
         finally:
             watch.end()
             listening.close()
-            if access_log is not None:
-                access_log.close()
+            if files is not None:
+                files.close()
             logs.close()
             sys.stdout.flush()
 
 
-def _own_access_log(home: Home) -> AccessLog | None:
-    """The access log in the data folder; none where there can be no data folder."""
+def _own_files(home: Home) -> RequestFiles | None:
+    """Those in the data folder; none where there can be no data folder."""
     try:
         home.create()
     except OperatorError as error:
-        logs.get().warning("there is no access log", cause=str(error))
+        logs.get().warning("there is no access log, and no trace", cause=str(error))
         return None
-    return AccessLog(home.logs / ACCESS_LOG)
+    return RequestFiles.below(home)

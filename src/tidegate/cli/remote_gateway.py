@@ -24,11 +24,11 @@ from tidegate.config import Settings, is_loopback, split_address
 from tidegate.control import ports
 from tidegate.errors import OperatorError, SettingError
 from tidegate.fleet.local import process_id
-from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.control_client import ControlClient, ControlUrl, read_token, trust
 from tidegate.gateway.process import run
 from tidegate.gateway.remote_link import UNUSABLE, Here, RemoteLink, for_this_host, unusable
+from tidegate.gateway.request_files import RequestFiles
 from tidegate.home import Home, find_home, write_private
 from tidegate.http.tls import server_context
 from tidegate.nvml import Watch
@@ -47,7 +47,7 @@ class Place:
     ca: Path | None
 
 
-def serve_remote(settings: Settings, control: Place, open_access_log: Callable[[Home], AccessLog | None]) -> int:
+def serve_remote(settings: Settings, control: Place, open_files: Callable[[Home], RequestFiles | None]) -> int:
     """Serve until told to stop; the exit code. Raises OperatorError if control cannot be talked to at the start."""
     section = settings.gateway
     here = Here(section.listen, section.allow_anonymous)
@@ -63,27 +63,27 @@ def serve_remote(settings: Settings, control: Place, open_access_log: Callable[[
     _refuse_open_door(first, here)
     listening = ports.bind(section.listen, "gateway.listen")
     logs.configure(settings.log, file=None, terminal=True)
-    access_log: AccessLog | None = None
+    files: RequestFiles | None = None
     try:
         address = ports.address_of(listening)
         remote = msgspec.structs.replace(remote, hello=msgspec.structs.replace(hello, listen=address))
         _say_how_it_is(settings, control, address, first, same_host=same_host, tls=tls is not None)
         first, _ = for_this_host(first, here, same_host=same_host)
-        access_log = open_access_log(home)
-        make = partial(_make, first, split_address(section.listen)[0], hello.process, access_log)
+        files = open_files(home)
+        make = partial(_make, first, split_address(section.listen)[0], hello.process, files)
         beside = partial(_follow, home=home, make_client=make_client, remote=remote, here=here)
         return run(make, listening, tls=tls, beside=beside)
     finally:
         listening.close()
-        if access_log is not None:
-            access_log.close()
+        if files is not None:
+            files.close()
         logs.close()
 
 
-def _make(first: FleetSnapshot, host: str, process: ProcessId, access_log: AccessLog | None) -> Gateway:
+def _make(first: FleetSnapshot, host: str, process: ProcessId, files: RequestFiles | None) -> Gateway:
     """Raises AwayError for a snapshot that makes no sense."""
     try:
-        return Gateway(first, listen_host=host, process=process, access_log=access_log)
+        return Gateway(first, listen_host=host, process=process, files=files)
     except UNUSABLE as error:
         raise unusable(error) from error
 

@@ -10,7 +10,7 @@ from tidegate.config.addresses import Address
 from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings, make_policy
 from tidegate.config.fleets import DnsSettings, RayNeeds, RaySettings, ScalingSettings
 from tidegate.config.section import EngineUrl, Network, Origin, Section, UrlPath
-from tidegate.types import AccessLogOptions, GatewayOptions, Sampling
+from tidegate.types import GatewayOptions, LineFileOptions, Sampling
 
 
 class GatewaySettings(Section):
@@ -133,10 +133,21 @@ class LogSettings(Section):
     """Size at which the access log is put aside and a new one begun."""
     access_backups: int = Field(5, ge=0)
     """How many access logs put aside are kept."""
+    trace: bool = False
+    """Whether traces/trace.jsonl gets a line for each request: when it came, class, tokens, outcome; nothing of who or
+    what. `tidegate bench run --trace` sends such load again. docs/bench.md explains."""
+    trace_max_bytes: int = Field(20 * 1024 * 1024, ge=64 * 1024)
+    """Size at which the trace is put aside and a new one begun; so it is every day (UTC), too."""
+    trace_backups: int = Field(30, ge=0)
+    """How many traces put aside are kept."""
 
-    def access_log(self) -> AccessLogOptions:
+    def access_log(self) -> LineFileOptions:
         """What gateways are told about the access log."""
-        return AccessLogOptions(self.access, self.access_max_bytes, self.access_backups)
+        return LineFileOptions(self.access, self.access_max_bytes, self.access_backups)
+
+    def traced(self) -> LineFileOptions:
+        """What gateways are told about the trace."""
+        return LineFileOptions(self.trace, self.trace_max_bytes, self.trace_backups)
 
 
 class SamplingSettings(Section):

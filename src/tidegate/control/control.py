@@ -428,6 +428,7 @@ class Control:
             keys=self.keys,
             service=self._service,
             access_log=self.settings.log.access_log(),
+            trace=self.settings.log.traced(),
             redis=self.settings.limits.redis(),
             policy=self.settings.policy(),
             limits_set=self.hand.limits,

@@ -10,11 +10,11 @@ from tidegate.config import GatewaySettings, Policy, is_loopback
 from tidegate.control.plan import Plan, ReplicaSpec
 from tidegate.engines.base import EngineFacts
 from tidegate.types import (
-    AccessLogOptions,
     DialectName,
     FleetSnapshot,
     GatewayOptions,
     KeyView,
+    LineFileOptions,
     ModelView,
     RedisOptions,
     ReplicaState,
@@ -57,7 +57,8 @@ def build(
     status: Mapping[str, ReplicaStatus],
     keys: Keys,
     service: Sequence[KeyView] = (),
-    access_log: AccessLogOptions = AccessLogOptions(),  # noqa: B008 - immutable
+    access_log: LineFileOptions = LineFileOptions(),  # noqa: B008 - immutable
+    trace: LineFileOptions = LineFileOptions(),  # noqa: B008 - immutable
     redis: RedisOptions = RedisOptions(),  # noqa: B008 - immutable
     policy: Policy = Policy(),  # noqa: B008 - immutable
     limits_set: Mapping[str, int] = MappingProxyType({}),
@@ -78,6 +79,7 @@ def build(
             share_out(settings.options(), settings.processes), processes=settings.processes + elsewhere
         ),
         access_log=access_log,
+        trace=trace,
         redis=redis,
         classes=policy.classes,
         rules=tuple(_rule(rule, plan.models) for rule in policy.rules),

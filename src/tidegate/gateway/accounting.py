@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from tidegate.gateway.access_log import AccessLog, Refused
+from tidegate.gateway.access_log import Refused
 from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, Metrics
 from tidegate.gateway.record import Caller, Ended
+from tidegate.gateway.request_files import RequestFiles
 from tidegate.gateway.usage_sums import UsageSums
 from tidegate.types import FleetSnapshot, Outcome, UsageCount
 
@@ -57,11 +58,9 @@ class _Cell:
 class Accounting:
     """What one process has counted. Called from the event loop only."""
 
-    def __init__(self, metrics: Metrics, log: AccessLog | None = None) -> None:
+    def __init__(self, metrics: Metrics, files: RequestFiles | None = None) -> None:
         self._metrics = metrics
-        self._log = log
-        self._logged = log is not None
-        """Whether lines are wanted."""
+        self._files = files
         self._ended: list[Ended] = []
         """Requests that are yet to be counted."""
         self._refused: list[Refused] = []
@@ -73,15 +72,15 @@ class Accounting:
         self._refused_second = 0
         self._refused_lines = 0
         metrics.settle = self.settle
-        if log is not None:
-            metrics.dropped_lines = lambda: dict(log.dropped)
+        if files is not None:
+            metrics.dropped_lines = lambda: dict(files.access.dropped)
+            metrics.dropped_trace = lambda: dict(files.trace.dropped)
 
     def apply(self, snapshot: FleetSnapshot) -> None:
         """Take in what the settings say of counting."""
         self._metrics.tenants_max = snapshot.options.metrics_tenants_max
-        if self._log is not None:
-            self._log.apply(snapshot.access_log)
-            self._logged = snapshot.access_log.enabled
+        if self._files is not None:
+            self._files.apply(snapshot)
 
     def ended(self, record: Ended) -> None:
         """Count a request that has ended."""
@@ -96,8 +95,13 @@ class Accounting:
         refused, self._refused = self._refused, []
         for record in ended:
             self._count_one(record)
-        if self._log is not None and self._logged and (ended or refused):
-            self._log.add(sorted([*ended, *refused], key=_at_s) if refused else [*ended])
+        files = self._files
+        if files is None:
+            return
+        if files.access.wanted and (ended or refused):
+            files.access.add(sorted([*ended, *refused], key=_at_s) if refused else [*ended])
+        if files.trace.wanted and ended:
+            files.trace.add(ended)
 
     def _count_one(self, record: Ended) -> None:
         if not self._day_begins_s <= record.at_s < self._day_ends_s:
@@ -133,14 +137,14 @@ class Accounting:
     ) -> None:
         """Count a request that was answered with an error before any replica was asked."""
         self._metrics.refusal(status, code)
-        if self._log is None or not self._logged:
+        if self._files is None or not self._files.access.wanted:
             return
         second = int(at_s)
         if second != self._refused_second:
             self._refused_second, self._refused_lines = second, 0
         self._refused_lines += 1
         if self._refused_lines > REFUSED_LINES_PER_S:
-            self._log.dropped["rate"] += 1
+            self._files.access.dropped["rate"] += 1
         else:
             self._refused.append(Refused(at_s, request_id, caller, path, status, code, client))
 

@@ -15,7 +15,6 @@ from prometheus_client.exposition import generate_latest
 from tidegate import logs, openai
 from tidegate.errors import Forbidden, MethodNotAllowed, NotFound, RequestError, Unavailable
 from tidegate.gateway import admission
-from tidegate.gateway.access_log import AccessLog
 from tidegate.gateway.accounting import Accounting
 from tidegate.gateway.addresses import FORWARDED, Proxies, in_networks, is_loopback
 from tidegate.gateway.auth import Admitted, Gatekeeper
@@ -33,6 +32,7 @@ from tidegate.gateway.observer import Observer
 from tidegate.gateway.proxy import Flight
 from tidegate.gateway.quotas import BYTES_PER_TOKEN, Quotas
 from tidegate.gateway.redis_leases import Leasing
+from tidegate.gateway.request_files import RequestFiles
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares, process_metrics
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
@@ -52,10 +52,10 @@ class Gateway:
         *,
         listen_host: str,
         process: ProcessId,
-        access_log: AccessLog | None = None,
+        files: RequestFiles | None = None,
         shares: Shares | None = None,
     ) -> None:
-        """`access_log` is where lines go once a snapshot asks for them; its end is the caller's.
+        """`files` are where lines go once a snapshot asks for them; their end is the caller's.
 
         With `shares`, /metrics answers for all data processes.
         """
@@ -66,7 +66,7 @@ class Gateway:
         self.fleet.on_change = self._changed
         self.metrics = Metrics()
         self._counters: dict[str, ModelCounters] = {}
-        self.accounting = Accounting(self.metrics, access_log)
+        self.accounting = Accounting(self.metrics, files)
         self.quotas = Quotas()
         self.random: Callable[[], float] = random.Random().random  # noqa: S311 - balances load, guards nothing
         self.now: Callable[[], float] = time.monotonic

@@ -83,6 +83,7 @@ class Metrics(Collector):
         self.settle: Callable[[], None] = lambda: None
         """Adds what was counted and is not in here yet."""
         self.dropped_lines: Callable[[], dict[str, int]] = dict
+        self.dropped_trace: Callable[[], dict[str, int]] = dict
         """Lines that are missing in the access log, by reason."""
         self._models: dict[str, ModelCounters] = {}
         self._distributions: dict[tuple[str, str], Distributions] = {}
@@ -161,12 +162,14 @@ class Metrics(Collector):
             refused.add_metric((str(status), code), count)
         yield refused
         yield GaugeMetricFamily("tidegate_connections", "Open client connections.", value=self.connections())
-        dropped = CounterMetricFamily(
-            "tidegate_access_log_dropped", "Lines that are missing in the access log.", labels=("reason",)
-        )
-        for reason, count in self.dropped_lines().items():
-            dropped.add_metric((reason,), count)
-        yield dropped
+        for name, where, counts in (
+            ("tidegate_access_log_dropped", "access log", self.dropped_lines()),
+            ("tidegate_trace_dropped", "trace", self.dropped_trace()),
+        ):
+            dropped = CounterMetricFamily(name, f"Lines that are missing in the {where}.", labels=("reason",))
+            for reason, count in counts.items():
+                dropped.add_metric((reason,), count)
+            yield dropped
         yield from self._collect_classes()
         yield from self._collect_replicas()
         yield from gpu_metrics(self.gpus())
