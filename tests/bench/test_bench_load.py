@@ -48,7 +48,8 @@ async def bench(*arguments, **options):
 class Canned:
     """A server that answers every request with the same."""
 
-    def __init__(self, body: bytes, kind: bytes = b"text/event-stream", status: int = 200):
+    def __init__(self, body: bytes, kind: bytes = b"text/event-stream", status: int = 200, tls=None):
+        self._tls = tls
         self._answer = (status, ((b"content-type", kind),), body)
         self._server = HttpServer(self._handle, Limits())
 
@@ -57,8 +58,8 @@ class Canned:
 
     async def __aenter__(self):
         self._socket = socket.create_server(("127.0.0.1", 0))
-        await self._server.start(self._socket)
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        await self._server.start(self._socket, self._tls)
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._socket.getsockname()[1]}"
 
     async def __aexit__(self, *_):
         await self._server.close()
@@ -337,7 +338,13 @@ async def test_ctrl_c_tells_what_there_is_and_that_it_is_partial(tmp_path):
         (["127.0.0.1:1", "--trace", "/proc/self/task"], "has no trace.jsonl"),
         (["127.0.0.1:1", "--trace", "/nowhere/x"], "--trace: /nowhere/x cannot be read: No such file or directory"),
         (["127.0.0.1:1", "--rate", "5", "--html", "/nowhere/x"], "/nowhere/x cannot be written"),
-        (["https://h", "--rate", "5"], "plain http"),
+        (["127.0.0.1:1", "--rate", "5", "--insecure"], "are for https, and http://127.0.0.1:1 is not"),
+        (["https://h", "--rate", "5", "--ca-file", "/nowhere/x"], "--ca-file: /nowhere/x cannot be used: No such file"),
+        (
+            ["https://h", "--rate", "5", "--ca-file", "/dev/null"],
+            "--ca-file: /dev/null cannot be used: it holds no certificate",
+        ),
+        (["https://h", "--rate", "5", "--ca-file", "/dev/null", "--insecure"], "--insecure: believes anybody"),
     ],
 )
 def test_bad_input_is_told_in_plain_words(arguments, words, capsys):

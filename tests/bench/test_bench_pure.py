@@ -409,7 +409,7 @@ def test_intervals_are_told_of_whole_repeats_alone():
         (lambda text: recorded(text.encode()), '{"at_s": "now"}'),
         (lambda text: recorded(text.encode()), "{}"),
         (lambda text: recorded(text.encode()), ""),
-        (probe.base_url, "https://h"),
+        (probe.base_url, "https://h/v2"),
         (probe.base_url, "ftp://h"),
         (probe.base_url, "http://h:1/v2"),
         (probe.base_url, "http://h:99999"),
@@ -424,6 +424,7 @@ def test_bad_input_is_told_by_the_name_of_its_option(parse, written):
 @pytest.mark.parametrize("written", ["h:80", "http://h", "http://h/", "http://h:80/v1", "h:80/v1/"])
 def test_an_address_may_be_written_in_several_ways(written):
     assert probe.base_url(written) == "http://h:80"
+    assert probe.base_url("https://h/v1") == "https://h:443"
 
 
 def test_a_servers_words_are_one_printable_line():

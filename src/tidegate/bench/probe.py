@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import ssl
 from random import Random
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,6 +17,8 @@ from tidegate.http import Endpoint
 from tidegate.http.fetch import fetch
 
 MOST_BYTES = 8 * 1024 * 1024
+PORTS: Final = {"http": 80, "https": 443}
+HINT: Final = "is it running, and is this its address?"
 SHORT_CHARACTERS, LONG_CHARACTERS = 100, 400
 
 
@@ -27,18 +31,22 @@ class Models(msgspec.Struct):
 
 
 def base_url(written: str) -> str:
-    """`http://HOST:PORT` of what somebody typed: HOST:PORT alone, or with /v1 behind it. Raises SettingError."""
+    """`http://HOST:PORT` or `https://HOST:PORT` of what somebody typed: HOST:PORT alone, or with /v1 behind it. Raises SettingError."""
     text = written if "://" in written else f"http://{written}"
     parts = urlsplit(text)
     try:
         port, host = parts.port, parts.hostname
     except ValueError:
         port = host = None
-    if parts.scheme == "https":
-        raise SettingError("URL", f"{written}: load goes over plain http", hint="measure behind what ends TLS")
-    if parts.scheme != "http" or not host or parts.path.rstrip("/") not in {"", "/v1"} or parts.query or parts.username:
+    if (
+        parts.scheme not in {*PORTS}
+        or not host
+        or parts.path.rstrip("/") not in {"", "/v1"}
+        or parts.query
+        or parts.username
+    ):
         raise SettingError("URL", f"{written!r} is not the address of a server, as in http://127.0.0.1:8000")
-    return f"http://{f'[{host}]' if ':' in host else host}:{port or 80}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or PORTS[parts.scheme]}"
 
 
 async def model_name(endpoint: Endpoint, api_key: str, timeout_s: float) -> str:
@@ -88,4 +96,6 @@ async def _ask(endpoint: Endpoint, request: bytes, timeout_s: float) -> tuple[in
             f"{endpoint.url} does not answer within {timeout_s:g} s", hint="--timeout allows more"
         ) from None
     except EngineError as error:
-        raise OperatorError(str(error), hint="is it running, and is this its address?") from None
+        untrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        hint = "--ca-file names who signed it; --insecure believes anybody" if untrusted else HINT
+        raise OperatorError(str(error), hint=hint) from None

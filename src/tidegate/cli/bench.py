@@ -23,7 +23,6 @@ from tidegate.bench.running import Coming, Job, Runs
 from tidegate.bench.slo import Slo
 from tidegate.cli.bench_asked import (
     Asked,
-    address,
     asked_for,
     check,
     extra_fields,
@@ -31,6 +30,7 @@ from tidegate.cli.bench_asked import (
     read_key,
     room,
     this_machine,
+    where,
     writable,
 )
 from tidegate.http import Endpoint
@@ -49,7 +49,7 @@ def bench() -> None:
 
 @app.command()
 def run(  # noqa: PLR0917 - typer reads options from the signature
-    url: Annotated[str, typer.Argument(help="Of the server: http://HOST:PORT.")],
+    url: Annotated[str, typer.Argument(help="Of the server: http://HOST:PORT or https://HOST.")],
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second, whatever the answers do.")] = None,
     arrivals_: Annotated[str, typer.Option("--arrivals", help="poisson, steady or bursts:SIZE.")] = "poisson",
     ramp: Annotated[str, typer.Option(help="FROM:TO[:STEPS] requests a second, a run each, to find the knee.")] = "",
@@ -88,6 +88,10 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     extra: Annotated[str, typer.Option(help="More fields of each request, as a JSON object.")] = "",
     model: Annotated[str, typer.Option(help="Its name; else the first that the server lists.")] = "",
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Who signs the certificates of https (PEM); else the system's.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Believe any certificate.")] = False,
     slo: Annotated[str, typer.Option(help="Bounds of a good answer: ttft=500ms,tpot=50ms,latency=3s.")] = "",
     over: Annotated[float, typer.Option(min=0.001, help="Tell the share of answers over so many seconds.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which an answer is given up.")] = 120.0,
@@ -110,7 +114,8 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     Give one of --rate, --ramp, --trace and --concurrency. Times count from when a request was to be sent. Ctrl-C ends
     the run and tells what there is. Exit code 1 when nothing was answered, 130 when it was interrupted.
     """
-    base = probe.base_url(url)
+    endpoint = where(url, ca_file, insecure=insecure)
+    base = endpoint()
     replayed = trace.load(trace_, speed) if trace_ is not None else trace.Trace([], [])
     coming = Coming(
         arrivals=arrivals.parse(arrivals_),
@@ -135,7 +140,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     watch = use.gpus()
     job = partial(
         Job,
-        endpoint=lambda: Endpoint(base),
+        endpoint=endpoint,
         coming=coming,
         seed=seed,
         slo=bounds,
@@ -143,7 +148,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         timeout_s=timeout,
         most_in_flight=most,
         count_events=count_events,
-        pid=pid if pid is not None else use.listening(*address(base)),
+        pid=pid if pid is not None else use.listening(base.host, base.port),
         gpus=watch.gpus if watch is not None else None,
     )
     before = os.getloadavg()[0]
@@ -156,7 +161,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         command=shlex.join(["tidegate", "bench", *sys.argv[2:]]),
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine=this_machine(before),
-        url=base,
+        url=base.url,
         model=name,
         load=how_requests_come(coming, arrivals_),
         workload=asked.words,
@@ -181,10 +186,9 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
 
 
 async def _measure(
-    base: str, asked: Asked, job: "partial[Job]", seed: int, timeout_s: float
+    endpoint: Endpoint, asked: Asked, job: "partial[Job]", seed: int, timeout_s: float
 ) -> tuple[Runs, str, list[str]]:
     """The runs, the model's name, and what is to be noted of the prompts."""
-    endpoint = Endpoint(base)
     notes: list[str] = []
     try:
         name = asked.model or await probe.model_name(endpoint, asked.api_key, timeout_s)

@@ -2,8 +2,9 @@
 
 import platform
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,12 @@ import msgspec
 
 from tidegate import machine
 from tidegate.bench import lengths, workload
+from tidegate.bench.probe import base_url
 from tidegate.bench.results import Machine
 from tidegate.bench.running import Coming
 from tidegate.errors import OperatorError, SettingError
 from tidegate.http import Endpoint
+from tidegate.http.tls import client_context
 
 WORKLOADS: Final = {
     "reference": ("512", "256", "prose, 512 tokens in and 256 out"),
@@ -149,9 +152,16 @@ def writable(*files: Path | None) -> None:
             raise SettingError("--json, --markdown, --html", f"{file} cannot be written: it is a folder, or has none")
 
 
-def address(base: str) -> tuple[str, int]:
-    endpoint = Endpoint(base)
-    return endpoint.host, endpoint.port
+def where(written: str, authorities: Path | None, *, insecure: bool) -> Callable[[], Endpoint]:
+    """Makes endpoints for the server that was typed. Raises SettingError."""
+    url = base_url(written)
+    if url.startswith("https:"):
+        if authorities is not None and insecure:
+            raise SettingError("--insecure", "believes anybody; then --ca-file is for nothing")
+        return partial(Endpoint, url, tls=client_context("--ca-file", authorities, verify=not insecure))
+    if authorities is not None or insecure:
+        raise SettingError("--ca-file, --insecure", f"are for https, and {url} is not")
+    return partial(Endpoint, url)
 
 
 def this_machine(load: float) -> Machine:

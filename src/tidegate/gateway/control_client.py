@@ -22,6 +22,7 @@ from tidegate.config.addresses import is_same_host
 from tidegate.errors import EngineError, OperatorError, SettingError
 from tidegate.http.client import Connection, Endpoint, ResponseHead
 from tidegate.http.fetch import fetch
+from tidegate.http.tls import client_context
 from tidegate.types import FleetSnapshot
 
 CONNECT_S: Final = 5.0
@@ -99,11 +100,7 @@ def read_token(path: Path) -> str:
 
 def trust(ca: Path | None) -> ssl.SSLContext:
     """Whom to believe: the system's authorities, or those in a PEM file. Raises SettingError."""
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
-        raise SettingError("--control-ca", f"{ca} cannot be used: {reason}") from None
+    return client_context("--control-ca", ca)
 
 
 class ControlClient:

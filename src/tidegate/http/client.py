@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -340,11 +341,22 @@ def _body_of(head: ResponseHead, *, bodiless: bool) -> Body:
 class Endpoint:
     """Where a replica listens, and the connections to it."""
 
-    def __init__(self, url: str, *, connect_timeout_s: float = 5.0, outbox: Outbox | None = None) -> None:
-        """`url` is `http://HOST:PORT`; without a port, 80. Without an outbox every write leaves at once."""
-        address = url.removeprefix("http://").rstrip("/")
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float = 5.0,
+        outbox: Outbox | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`url` is `http://HOST:PORT`; without a port, 80. Without an outbox every write leaves at once.
+
+        With `tls` it is `https://HOST:PORT`; without a port, 443.
+        """
+        address = url.removeprefix("http://" if tls is None else "https://").rstrip("/")
         parts = urlsplit(f"//{address}")
-        self.url, self.host, self.port = url, parts.hostname or "", parts.port or 80
+        self.url, self.host, self.port = url, parts.hostname or "", parts.port or (80 if tls is None else 443)
+        self.tls = tls
         self.host_header = address.encode("latin-1")
         self.connect_timeout_s = connect_timeout_s
         self.outbox = outbox
@@ -368,7 +380,13 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                transport, connection = await loop.create_connection(lambda: Connection(self), self.host, self.port)
+                transport, connection = await loop.create_connection(
+                    lambda: Connection(self), self.host, self.port, ssl=self.tls
+                )
+        except ssl.SSLCertVerificationError as error:
+            raise ConnectError(f"the certificate of {self.url} is not trusted: {error.verify_message}") from error
+        except ssl.SSLError as error:
+            raise ConnectError(f"{self.url} does not speak TLS: {error.reason or error}") from error
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {self.connect_timeout_s:g} s"
             raise ConnectError(f"{self.url} cannot be reached: {reason}") from error

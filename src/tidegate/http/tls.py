@@ -1,4 +1,4 @@
-"""TLS for the server side."""
+"""TLS for both sides."""
 
 import ssl
 from pathlib import Path
@@ -18,4 +18,20 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:
         raise SettingError("gateway.tls_cert_file", f"{certificate} and {key} cannot be used: {error}") from None
+    return context
+
+
+def client_context(setting: str, authorities: Path | None, *, verify: bool = True) -> ssl.SSLContext:
+    """A context that believes the system's authorities, or those in a PEM file; without `verify` anybody.
+
+    Raises SettingError that names `setting` for a file that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+        raise SettingError(setting, f"{authorities} cannot be used: {reason}") from None
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     return context
