@@ -23,17 +23,17 @@ BURST_S, BURST, AFTER = 10.0, 3.0, 0.5
 """Three times what can be served for ten seconds, then half of it."""
 
 
-def burst(seed, refused):
+def burst(seed, refused, mix):
     """The world and the gateway; `refused` is told of each request that is, with the gateway."""
     world = World()
     gateway = Gateway(world, engines(world), seed=seed, on_refused=lambda request: refused(world, gateway, request))
-    rng, capacity = random.Random(seed), CHAT.capacity(2)
-    arrive(world, gateway.ask, CHAT, BURST * capacity, begin=0, end=BURST_S, rng=rng)
-    arrive(world, gateway.ask, CHAT, AFTER * capacity, begin=BURST_S, end=120, rng=rng)
+    rng, capacity = random.Random(seed), mix.capacity(2)
+    arrive(world, gateway.ask, mix, BURST * capacity, begin=0, end=BURST_S, rng=rng)
+    arrive(world, gateway.ask, mix, AFTER * capacity, begin=BURST_S, end=120, rng=rng)
     return world, gateway
 
 
-def come_again_when_told(seed):
+def come_again_when_told(seed, mix=CHAT):
     """When each was refused with what it was told, and whether it was let in when it came again then."""
     told, let_in = [], []
 
@@ -50,11 +50,11 @@ def come_again_when_told(seed):
 
         world.later(request.refused, again)
 
-    burst(seed, refused)[0].run(300)
+    burst(seed, refused, mix)[0].run(300)
     return told, let_in
 
 
-def come_again_when_there_is_room(seed):
+def come_again_when_there_is_room(seed, mix=CHAT):
     """The same burst, but the refused look every few milliseconds whether there is a slot that nobody else waits for, and
     go in one after the other as they were refused. When each was refused, and how long it then really took."""
     backlog, took = deque(), []
@@ -65,7 +65,7 @@ def come_again_when_there_is_room(seed):
         request.returns += 1
         backlog.append(request)
 
-    world, gateway = burst(seed, refused)
+    world, gateway = burst(seed, refused, mix)
 
     def look():
         while backlog and not gateway.line.queue.count and any(one.in_flight < one.limit for one in gateway.replicas):
@@ -101,6 +101,15 @@ def test_who_is_refused_is_told_no_longer_than_it_really_takes_and_is_let_in_the
     assert len(ratios) >= BURST_S - 1
     assert statistics.median(ratios) <= 1.5
     assert max(ratios) <= 1.75
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_batch_work_beside_chats_the_refused_are_let_in_when_they_come_as_told(seed):
+    told, let_in = come_again_when_told(seed, Mix())
+    took = come_again_when_there_is_room(seed, Mix())
+    assert len(told) > 200
+    assert statistics.mean(let_in) >= 0.9
+    assert statistics.median(seconds for _, seconds in told) <= 1.5 * statistics.median(seconds for _, seconds in took)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
