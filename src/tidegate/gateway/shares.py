@@ -28,9 +28,9 @@ REGULAR: Final = 0.25
 WAIT_SHARE: Final = 1 / 3
 """Of the time that an answer takes: nobody is refused for a wait shorter than that, however slow the engines are."""
 UNKNOWN_PAUSE_S: Final = 0.1
-RETURN_SHARE: Final = 0.4
+RETURN_SHARE: Final = 0.35
 """Of the rate of service: how many of the refused are told to come again in a second."""
-RUSH_S: Final = 3.0
+RUSH_S: Final = 5.0
 """A rush is not over when its first request has been refused: nobody is told to come again sooner."""
 AFTER_RUSH: Final = 0.7
 """Of all slots: what those that yield will have when a rush of the others is over, which is when they are to return."""
