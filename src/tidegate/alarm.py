@@ -1,7 +1,9 @@
-"""A timer that is right to some microseconds: a timerfd of Linux; elsewhere the event loop's, right to a millisecond."""
+"""Timers that are right to some microseconds: a timerfd of Linux; elsewhere the event loop's, right to a millisecond."""
 
 import asyncio
 import ctypes
+import heapq
+import itertools
 import os
 import sys
 import time
@@ -62,3 +64,47 @@ class Alarm:
         except BlockingIOError:  # it was set anew meanwhile
             return
         self._ring()
+
+
+class Timer:
+    """One call that was asked for."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Timers:
+    """Many calls, each at its time, on one alarm of the running loop; `close` it."""
+
+    def __init__(self) -> None:
+        self._alarm = Alarm(self._rung)
+        self._due: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
+        """`when` by time.monotonic(); calls of one moment come in the order in which they were asked for."""
+        timer = Timer(call)
+        first = not self._due or when < self._due[0][0]
+        heapq.heappush(self._due, (when, next(self._numbers), timer))
+        if first:
+            self._alarm.set(when)
+        return timer
+
+    def close(self) -> None:
+        """Nothing is called any more."""
+        self._due.clear()
+        self._alarm.close()
+
+    def _rung(self) -> None:
+        due = self._due
+        while due and due[0][0] <= time.monotonic():
+            _, _, timer = heapq.heappop(due)
+            if timer.call is not None:
+                timer.call()
+        if due:
+            self._alarm.set(due[0][0])

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, MutableSequence
 from typing import Final
 
-from tidegate.bench.alarm import Alarm
+from tidegate.alarm import Alarm
 from tidegate.bench.call import Call
 from tidegate.bench.samples import Sample
 from tidegate.bench.workload import Planned

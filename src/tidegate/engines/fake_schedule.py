@@ -4,10 +4,15 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
+
+from tidegate.alarm import Timer, Timers
 
 BURST: Final = 16
 """Tokens without a gap that one request sends in a row before others have their turn."""
+PAUSED_LOOK_S: Final = 0.005
+"""How soon it is looked again whether a client that is behind has caught up."""
 
 
 class Sequence(Protocol):
@@ -53,7 +58,9 @@ class Scripted:
         self.waiting: deque[Sequence] = deque()
         self.steps = 0
         self._slots = slots
-        self._timers: dict[Sequence, asyncio.Handle] = {}
+        self._clock: Timers | None = None
+        """The loop's own timers are a millisecond late at times: too much for an engine whose times are to be known."""
+        self._timers: dict[Sequence, asyncio.Handle | Timer] = {}
         self._hangs = False
 
     def submit(self, sequence: Sequence) -> None:
@@ -65,19 +72,26 @@ class Scripted:
         loop = asyncio.get_running_loop()
         while self.waiting and not self._hangs and (self._slots is None or len(self.running) < self._slots):
             sequence = self.waiting.popleft()
-            now = loop.time()
-            sequence.queued_s = time.monotonic() - sequence.queued_s
+            now = time.monotonic()
+            sequence.queued_s = now - sequence.queued_s
             self.running.add(sequence)
             at = now + sequence.first_ms / 1000
             if sequence.first_ms:
-                self._timers[sequence] = loop.call_at(at, self._next, sequence, at)
+                self._wait(sequence, at)
             else:
                 self._timers[sequence] = loop.call_soon(self._next, sequence, at)
 
+    def _wait(self, sequence: Sequence, at: float, until: float | None = None) -> None:
+        """`_next` at this time, or later, where the token is late already."""
+        if self._clock is None:
+            self._clock = Timers()
+        self._timers[sequence] = self._clock.at(until or at, partial(self._next, sequence, at))
+
     def _next(self, sequence: Sequence, at: float) -> None:
-        loop = asyncio.get_running_loop()
+        if self._hangs:
+            return
         if sequence.paused:
-            self._timers[sequence] = loop.call_later(0.005, self._next, sequence, at)
+            self._wait(sequence, at, until=time.monotonic() + PAUSED_LOOK_S)
             return
         gap = sequence.gap_ms / 1000
         for _ in range(1 if gap else BURST):
@@ -87,10 +101,9 @@ class Scripted:
                 return
         if gap:
             # On time even if this turn was late: the gaps do not add up the loop's delays.
-            at = max(at + gap, loop.time() - gap)
-            self._timers[sequence] = loop.call_at(at, self._next, sequence, at)
+            self._wait(sequence, max(at + gap, time.monotonic() - gap))
         else:
-            self._timers[sequence] = loop.call_soon(self._next, sequence, at)
+            self._timers[sequence] = asyncio.get_running_loop().call_soon(self._next, sequence, at)
 
     def drop(self, sequence: Sequence) -> None:
         timer = self._timers.pop(sequence, None)
@@ -109,6 +122,9 @@ class Scripted:
 
     def close(self) -> None:
         self.hang()
+        if self._clock is not None:
+            self._clock.close()
+            self._clock = None
         self.running.clear()
         self.waiting.clear()
 
