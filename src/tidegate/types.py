@@ -392,6 +392,26 @@ class UsageCount(msgspec.Struct, frozen=True):
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    engine_s: float = 0.0
+    """Seconds that the requests were with engines, added up."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How the requests of a class spread that ended since the last report: how many there were up to each bound.
+
+    The bounds are `BUCKETS_S` and `BUCKETS_TOKENS` of `tidegate.gateway.metrics`; one count more is of what is above all.
+    """
+
+    klass: str
+    first_s: tuple[int, ...]
+    """To the first byte."""
+    duration_s: tuple[int, ...]
+    """To the last byte."""
+    queue_s: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]
+    answer_tokens: tuple[int, ...]
+    refused: int = 0
+    """Requests that were told to come again later."""
 
 
 class DataReport(msgspec.Struct, frozen=True):
@@ -406,6 +426,8 @@ class DataReport(msgspec.Struct, frozen=True):
     """By outcome."""
     replicas: tuple[ReplicaReport, ...]
     usage: tuple[UsageCount, ...] = ()
+    spreads: tuple[Spread, ...] = ()
+    """Told once, as usage is."""
     gpus: tuple[GpuReport, ...] = ()
     """Of its machine, where no control reads them."""
     classes: tuple[ClassReport, ...] = ()

@@ -34,7 +34,7 @@ class Heard:
 
     def heard(self, report: DataReport, at_s: float) -> None:
         self.report, self.reported_at_s = report, at_s
-        self.recent.append(Told(at_s, msgspec.structs.replace(report, usage=())))
+        self.recent.append(Told(at_s, msgspec.structs.replace(report, usage=(), spreads=())))
         trim(self.recent, at_s)
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tidegate.gateway.access_log import Refused
-from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS_PER_S, Metrics
+from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS, BUCKETS_TOKENS_PER_S, Metrics
 from tidegate.gateway.record import Caller, Ended
 from tidegate.gateway.request_files import RequestFiles
 from tidegate.gateway.usage_sums import UsageSums
@@ -34,10 +34,13 @@ class _Cell:
     """Requests of one combination of labels that ended since the last `settle`."""
 
     __slots__ = (
+        "answer",
         "completion_tokens",
         "distributions",
         "duration",
+        "engine_s",
         "first_byte",
+        "prompt",
         "prompt_tokens",
         "queued",
         "record",
@@ -49,10 +52,13 @@ class _Cell:
         self.record = record
         """One of them, for its labels."""
         self.requests = self.queued = self.prompt_tokens = self.completion_tokens = 0
+        self.engine_s = 0.0
         self.distributions = metrics.distributions(record.model, record.klass)
         self.duration = self.distributions.duration.counts
         self.first_byte = self.distributions.first_byte.counts
         self.speed = self.distributions.speed.counts
+        self.prompt = self.distributions.prompt.counts
+        self.answer = self.distributions.answer.counts
 
 
 class Accounting:
@@ -122,11 +128,17 @@ class Accounting:
             cell.queued += 1
             distributions.queue.counts[bisect_left(BUCKETS_S, record.queue_s)] += 1
             distributions.queue.sum += record.queue_s
+        if record.replica:
+            cell.engine_s += total_s - record.queue_s
         if record.prompt_tokens is not None:
             cell.prompt_tokens += record.prompt_tokens
+            cell.prompt[bisect_left(BUCKETS_TOKENS, record.prompt_tokens)] += 1
+            distributions.prompt.sum += record.prompt_tokens
         tokens = record.completion_tokens
         if tokens is not None:
             cell.completion_tokens += tokens
+            cell.answer[bisect_left(BUCKETS_TOKENS, tokens)] += 1
+            distributions.answer.sum += tokens
             if record.stream and tokens > 1 and first_s is not None and total_s > first_s:
                 per_s = (tokens - 1) / (total_s - first_s)
                 cell.speed[bisect_left(BUCKETS_TOKENS_PER_S, per_s)] += 1
@@ -160,9 +172,11 @@ class Accounting:
                     queued=cell.queued,
                     prompt_tokens=cell.prompt_tokens,
                     completion_tokens=cell.completion_tokens,
+                    engine_s=cell.engine_s,
                 )
                 key = (self._day, record.caller.tenant, record.klass, record.model, record.outcome)
-                self._usage.add(key, cell.requests, cell.prompt_tokens, cell.completion_tokens)
+                self._usage.add(key, cell.requests, cell.prompt_tokens, cell.completion_tokens, cell.engine_s)
+                cell.engine_s = 0.0
                 cell.requests = cell.queued = cell.prompt_tokens = cell.completion_tokens = 0
 
     def take_usage(self) -> tuple[UsageCount, ...]:

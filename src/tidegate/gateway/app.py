@@ -35,6 +35,7 @@ from tidegate.gateway.redis_leases import Leasing
 from tidegate.gateway.request_files import RequestFiles
 from tidegate.gateway.respond import answer_error, answer_json
 from tidegate.gateway.shared_metrics import Shares, process_metrics
+from tidegate.gateway.spreads import Spreads
 from tidegate.gateway.tokens import answer_tokens, read_tokens_request
 from tidegate.http import Exchange, HttpServer, Limits, Outbox, as_lines
 from tidegate.types import ClassView, DataReport, FleetSnapshot, ProcessId
@@ -97,6 +98,7 @@ class Gateway:
         self.apply(snapshot)
         self.metrics.connections = lambda: len(self.server.connections)
         self.metrics.classes = self.lines.waiting
+        self._spreads = Spreads(self.metrics)
         self.metrics.replicas = lambda: [replica.report() for replica in self.fleet.replicas.values()]
         self._registry = process_metrics()
         self._registry.register(self.metrics)
@@ -333,12 +335,14 @@ class Gateway:
             replicas=tuple(replica.report() for replica in self.fleet.replicas.values()),
             classes=self.lines.report(),
             usage=self.accounting.take_usage(),
+            spreads=self._spreads.take(),
             gpus=tuple(self.metrics.gpus()),
         )
 
     def unsent(self, report: DataReport) -> None:
         """A report did not reach control: the next one tells what was used."""
         self.accounting.give_back(report.usage)
+        self._spreads.give_back(report.spreads)
 
     async def close(self, drain_timeout_s: float) -> bool:
         """Drain and end; true if every answer was finished."""

@@ -19,6 +19,8 @@ from tidegate.types import ClassReport, GpuReport, Outcome, ReplicaReport
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BUCKETS_TOKENS_PER_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
+BUCKETS_TOKENS: Final = tuple(float(1 << power) for power in range(4, 18))
+"""16 to 131,072, each twice the one before."""
 MODELS_MAX: Final = 200
 """Models ever served by one process: a settings file that is reloaded for years makes no endless series."""
 CLASSES_MAX: Final = 50
@@ -46,13 +48,14 @@ class Histogram:
 
 
 class Distributions:
-    """How long the requests of one model and class took."""
+    """How long the requests of one model and class took, and how long their prompts and answers were."""
 
-    __slots__ = ("duration", "first_byte", "queue", "speed")
+    __slots__ = ("answer", "duration", "first_byte", "prompt", "queue", "speed")
 
     def __init__(self) -> None:
         self.duration, self.first_byte, self.queue = Histogram(), Histogram(), Histogram()
         self.speed = Histogram(BUCKETS_TOKENS_PER_S)
+        self.prompt, self.answer = Histogram(BUCKETS_TOKENS), Histogram(BUCKETS_TOKENS)
 
 
 class ModelCounters:
@@ -72,6 +75,8 @@ class Metrics(Collector):
         """Ended requests, by model, class, outcome, status."""
         self.tokens: dict[tuple[str, str, str], list[int]] = {}
         """Of the prompt, and of the answer, by tenant, class, model."""
+        self.engine_s: dict[tuple[str, str, str], float] = {}
+        """Seconds with engines, likewise."""
         self.refused: dict[tuple[int, str], int] = {}
         self.tenants_max = 0
         self.connections: Callable[[], int] = int
@@ -105,16 +110,27 @@ class Metrics(Collector):
             found = self._distributions[key] = Distributions()
         return found
 
-    def count(self, record: Ended, requests: int, *, queued: int, prompt_tokens: int, completion_tokens: int) -> None:
+    def count(
+        self,
+        record: Ended,
+        requests: int,
+        *,
+        queued: int,
+        prompt_tokens: int,
+        completion_tokens: int,
+        engine_s: float,
+    ) -> None:
         """So many requests like this one have ended; `queued` of them had waited and are in their histogram."""
         model = self._label("model", record.model, MODELS_MAX)
         klass = self._label("class", record.klass, CLASSES_MAX)
         key = (model, klass, record.outcome.value, _status(record.status))
         self.requests[key] = self.requests.get(key, 0) + requests
         self.distributions(model, klass).queue.counts[0] += requests - queued
-        if prompt_tokens or completion_tokens:
+        if prompt_tokens or completion_tokens or engine_s:
             tenant = self._label("tenant", record.caller.tenant, self.tenants_max)
-            tokens = self.tokens.setdefault((tenant, klass, model), [0, 0])
+            whose = (tenant, klass, model)
+            self.engine_s[whose] = self.engine_s.get(whose, 0.0) + engine_s
+            tokens = self.tokens.setdefault(whose, [0, 0])
             tokens[0] += prompt_tokens
             tokens[1] += completion_tokens
 
@@ -124,6 +140,13 @@ class Metrics(Collector):
         if key not in self.refused and len(self.refused) >= REFUSALS_MAX:
             key = (status, OTHER)
         self.refused[key] = self.refused.get(key, 0) + 1
+
+    def by_class(self) -> dict[str, list[Distributions]]:
+        """Of each class, one for each model."""
+        found: dict[str, list[Distributions]] = {}
+        for (_, klass), one in self._distributions.items():
+            found.setdefault(klass, []).append(one)
+        return found
 
     @property
     def in_flight(self) -> int:
@@ -197,11 +220,14 @@ class Metrics(Collector):
         speed = HistogramMetricFamily(
             "tidegate_stream_tokens_per_second", "Of a stream, after its first byte.", labels=labels
         )
+        prompt = HistogramMetricFamily("tidegate_prompt_length_tokens", "Of one prompt.", labels=labels)
+        answer = HistogramMetricFamily("tidegate_answer_length_tokens", "Of one answer.", labels=labels)
+        families = (duration, first, queue, speed, prompt, answer)
         for key, one in self._distributions.items():
-            pairs = ((duration, one.duration), (first, one.first_byte), (queue, one.queue), (speed, one.speed))
-            for family, histogram in pairs:
+            histograms = (one.duration, one.first_byte, one.queue, one.speed, one.prompt, one.answer)
+            for family, histogram in zip(families, histograms, strict=True):
                 family.add_metric(key, buckets=histogram.cumulative(), sum_value=histogram.sum)
-        yield from (duration, first, queue, speed)
+        yield from families
 
     def _collect_tokens(self) -> Iterator[Metric]:
         labels = ("tenant", "class", "model")
@@ -212,7 +238,12 @@ class Metrics(Collector):
         for key, (prompt_tokens, completion_tokens) in self.tokens.items():
             prompt.add_metric(key, prompt_tokens)
             completion.add_metric(key, completion_tokens)
-        yield from (prompt, completion)
+        engine = CounterMetricFamily(
+            "tidegate_engine_seconds", "Seconds that requests were with engines.", labels=labels
+        )
+        for key, seconds in self.engine_s.items():
+            engine.add_metric(key, seconds)
+        yield from (prompt, completion, engine)
 
     def _collect_classes(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("tidegate_queue_requests", "Requests that wait for a replica.", labels=("class",))

@@ -22,7 +22,7 @@ from tidegate.config import is_loopback
 from tidegate.config.addresses import is_loopback_url
 from tidegate.errors import OperatorError
 from tidegate.gateway.control_client import AwayError, ControlClient, Words
-from tidegate.types import DataReport, FleetSnapshot, ReplicaState, UsageCount
+from tidegate.types import DataReport, FleetSnapshot, ReplicaState
 
 REPORT_S: Final = 1.0
 LAST_REPORT_S: Final = 2.0
@@ -181,13 +181,12 @@ class RemoteLink:
 
     async def _send_report(self) -> None:
         report = self._report()
-        usage: tuple[UsageCount, ...] = report.usage
         if self._pending is None:
             self._batch += 1
         else:
             self._unsent(report)
-            usage = self._pending.usage
-        self._pending = report = msgspec.structs.replace(report, usage=usage)
+            report = msgspec.structs.replace(report, usage=self._pending.usage, spreads=self._pending.spreads)
+        self._pending = report
         await self._client.report(RemoteReport(self._remote.instance, self._batch, report))
         self._pending = None
 
