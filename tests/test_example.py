@@ -63,6 +63,7 @@ def test_every_setting_is_in_the_file():
     known = {name for kind in ALL if kind is not Settings for name in fields.known(kind)}
     assert names == known - {"defaults", "options", "scaling", "ray", "dns"}
     assert tables == {
+        "report",
         "gateway",
         "admin",
         "chat",

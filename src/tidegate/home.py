@@ -1,6 +1,6 @@
 """The data folder: one place for all state, closed to other users.
 
-models/ engines/ chat/ logs/ traces/ run/ state.db lan.key
+models/ engines/ chat/ logs/ traces/ samples/ reports/ run/ state.db lan.key
 """
 
 import os
@@ -34,6 +34,16 @@ class Home:
     def traces(self) -> Path:
         """When requests came, where that is recorded; made then."""
         return self.path / "traces"
+
+    @property
+    def samples(self) -> Path:
+        """What gateways say, by the minute, for reports; made then."""
+        return self.path / "samples"
+
+    @property
+    def reports(self) -> Path:
+        """Reports of the weeks; made then."""
+        return self.path / "reports"
 
     @property
     def run(self) -> Path:

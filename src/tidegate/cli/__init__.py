@@ -27,6 +27,7 @@ COMMANDS = {
     "check-config": "explain the settings, or what is wrong with them",
     "keys": "create, list, revoke and rotate clients' keys",
     "usage": "requests and tokens used, by tenant, class, model and day",
+    "report": "load, targets, limits, lengths and costs of the week, with advice",
     "models": "list, pull, verify and remove models",
     "engines": "install, list and remove engines",
     "bundle": "pack wheels and models for a machine without a network",

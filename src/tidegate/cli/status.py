@@ -80,6 +80,8 @@ def show(status: Status) -> None:
             in_flight = str(gateway.in_flight)
             table.add_row(where, "", "silent" if silent else "here", str(gateway.pid), "", "", "", "", in_flight)
     console.print(table)
+    for notice in status.notices:
+        console.print(f"note: {notice}", soft_wrap=True, markup=False)
     causes = {replica.id: replica.cause for replica in status.replicas}
     causes |= {process.name: process.cause for process in status.processes}
     for name, cause in causes.items():

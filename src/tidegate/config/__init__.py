@@ -12,6 +12,7 @@ from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleS
 from tidegate.config.environment import HubEnvironment, hub_environment, terminal_language
 from tidegate.config.fleets import DnsSettings, RayNeeds, RaySettings, ScalingSettings
 from tidegate.config.loading import FILE_NAME, Explained, explain, find_file, load
+from tidegate.config.reports import ReportSettings
 from tidegate.config.section import Section
 from tidegate.config.sections import (
     AdminSettings,
@@ -51,6 +52,7 @@ __all__ = [
     "PoolSettings",
     "RayNeeds",
     "RaySettings",
+    "ReportSettings",
     "RuleSettings",
     "SamplingSettings",
     "ScalingSettings",

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tidegate.config import classes, fields, fleets, sections
+from tidegate.config import classes, fields, fleets, reports, sections
 from tidegate.config.classes import ClassSettings
 from tidegate.config.section import Section
 from tidegate.config.sections import PoolSettings, Settings
@@ -109,7 +109,8 @@ def _comment(text: str) -> Iterator[str]:
 def _docstrings() -> dict[str, dict[str, str]]:
     """By class and setting: the string that follows the setting in the source."""
     found: dict[str, dict[str, str]] = {}
-    nodes = (node for module in (sections, classes, fleets) for node in ast.parse(inspect.getsource(module)).body)
+    modules = (sections, classes, fleets, reports)
+    nodes = (node for module in modules for node in ast.parse(inspect.getsource(module)).body)
     for node in nodes:
         if not isinstance(node, ast.ClassDef):
             continue

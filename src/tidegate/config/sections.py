@@ -9,6 +9,7 @@ from pydantic import Field
 from tidegate.config.addresses import Address
 from tidegate.config.classes import ClassSettings, LimitsSettings, Policy, RuleSettings, TenantSettings, make_policy
 from tidegate.config.fleets import DnsSettings, RayNeeds, RaySettings, ScalingSettings
+from tidegate.config.reports import ReportSettings
 from tidegate.config.section import EngineUrl, Network, Origin, Section, UrlPath
 from tidegate.types import GatewayOptions, LineFileOptions, Sampling
 
@@ -321,6 +322,7 @@ class Settings(Section):
     engines: EnginesSettings = Field(default_factory=EnginesSettings)
     ray: RaySettings = Field(default_factory=RaySettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
+    report: ReportSettings = Field(default_factory=ReportSettings)
     klass: tuple[ClassSettings, ...] = Field((), alias="class")
     rule: tuple[RuleSettings, ...] = ()
     tenant: tuple[TenantSettings, ...] = ()

@@ -29,6 +29,9 @@ from tidegate.control.plan import Need, Plan, ReplicaSpec, make_plan, scaled, so
 from tidegate.control.reload import ReloadAnswer, applicable, differences, pools_resized
 from tidegate.control.remote_gateways import RemoteGateways
 from tidegate.control.replicas import Replicas, unwanted
+from tidegate.control.report.recorder import Recorder
+from tidegate.control.report.ring import Ring
+from tidegate.control.report.weekly import Weekly
 from tidegate.control.sizes import scaler
 from tidegate.control.snapshot import Keys, build, keys_required, of_a_port
 from tidegate.control.status import Status
@@ -45,7 +48,7 @@ from tidegate.gateway.gpu_metrics import gpu_metrics
 from tidegate.gateway.shared_metrics import Shares
 from tidegate.home import Home
 from tidegate.store.keys import digest_of
-from tidegate.types import GpuReport, KeyView, ReplicaState, UsageCount
+from tidegate.types import DataReport, GpuReport, KeyView, ReplicaState, UsageCount
 
 LOOK_AGAIN_S = 1.0
 KEYS_POLL_S = 0.5
@@ -102,18 +105,28 @@ class Control:
             home.run / "control.sock",
             clock=world.clock,
             log=world.log,
-            reported=lambda report: self._usage.add(report.usage),
+            reported=self._reported,
         )
         self.remote = RemoteGateways(
             clock=world.clock,
             log=world.log,
-            reported=lambda report: self._usage.add(report.usage),
+            reported=self._reported,
             changed=self._on_change,
             own=lambda: of_a_port(self.settings.gateway.options()),
         )
         self.hand = Hand.load(home, self._on_change)
         self.settings = scaled(self.settings, self.hand.replicas)
         self.steering = Steering(self, clock=world.clock)
+        self.weekly = Weekly(
+            home,
+            lambda: self.settings.report,
+            lambda: self.settings.policy().classes,
+            wall=world.wall,
+            log=world.log,
+        )
+        self._recorder = Recorder(
+            Ring(home.samples).write, self.steering.sums, clock=world.clock, wall=world.wall, log=world.log
+        )
         self.replicas = Replicas(
             self.launcher,
             parts.make_engine,
@@ -203,6 +216,8 @@ class Control:
             loop.create_task(self.frontends.port.watch()),
             loop.create_task(self._supervisor.run()),
             loop.create_task(self._follow_names()),
+            loop.create_task(self._recorder.run()),
+            loop.create_task(self.weekly.run()),
             loop.create_task(scaler(self, clock=self._world.clock, log=self._world.log).run()),
         }
         if self._parts.gpus is not None:
@@ -260,6 +275,7 @@ class Control:
         self.frontends.port.close()
         await self.gateways.close()
         await self._usage.close()  # after the last report
+        await self._recorder.close()
         self._followers.close()
 
     def kill(self) -> None:
@@ -439,6 +455,10 @@ class Control:
         if self._publishing and msgspec.structs.replace(snapshot, number=last.number) != last:
             self.gateways.publish(snapshot)
             self.remote.publish(snapshot)
+
+    def _reported(self, report: DataReport) -> None:
+        self._usage.add(report.usage)
+        self._recorder.add(report)
 
     def heard(self) -> tuple[Heard, ...]:
         """What every gateway has reported, of this host and of others."""

@@ -62,6 +62,7 @@ def overview(control: "Control", *, now: float, began: float) -> Status:
             *(_gateway(one, one.remote.hello, now, one.host) for one in control.remote.links.values()),
         ),
         gpus=control.gpus(),
+        notices=control.weekly.notices(),
     )
 
 

@@ -88,7 +88,7 @@ def effect_of(setting: str) -> Effect:
 def applicable(running: Settings, new: Settings) -> Settings:
     """The new settings as far as they can be applied now; what needs a restart stays as it runs."""
     update: dict[str, Any] = {name: getattr(new, name) for name in ("model", "pool", "klass", "rule", "tenant")}
-    for section in ("gateway", "admin", "chat", "store", "log", "limits"):
+    for section in ("gateway", "admin", "chat", "store", "log", "limits", "report"):
         held, wanted = getattr(running, section), getattr(new, section)
         fixed = {
             name: getattr(held, name)

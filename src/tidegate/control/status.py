@@ -101,3 +101,5 @@ class Status(msgspec.Struct, frozen=True):
     gateways: tuple[GatewayStatus, ...]
     gpus: tuple[GpuReport, ...] = ()
     """Of this machine."""
+    notices: tuple[str, ...] = ()
+    """What an operator may want to do some time."""
