@@ -88,6 +88,10 @@ def _asked(
             begin_s = end_s
     except KeyboardInterrupt:
         partial.append(f"it was interrupted after {(begin_s - since_s) / UNITS_S['h']:.0f} h of the time were read")
+    except OperatorError as error:
+        if begin_s == since_s:
+            raise
+        partial.append(f"it ends early: {error}")
     except OSError as error:
         partial.append(f"samples cannot be read: {error.strerror or error}")
     if broken:
