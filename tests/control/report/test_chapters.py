@@ -44,7 +44,7 @@ def test_load_is_told_by_hour_of_the_day_with_what_was_refused():
     assert found.figures["requests_per_s.00"] == 1.0
     assert found.figures["requests_per_s.01"] == 0.1
     assert found.figures["requests_per_s"] == pytest.approx(66 / 660)
-    assert found.rows[0] == ("00:00", "1", "2", "0.0 h")
+    assert found.rows[0] == ("00:00", "1", "2", "1 min")
     assert found.setting == "pool.replicas_max"  # ten times the mean
     assert service.load(asked(samples[0])).setting == ""
 
@@ -67,9 +67,11 @@ def test_a_target_that_was_held_needs_nothing():
 
 def test_shares_over_one_second_are_of_first_bytes_and_of_whole_answers():
     klass = ClassSample({"done": 10}, first_s=counts(_1=9, _2_5=1), duration_s=counts(_1=4, _30=6))
-    found = service.over_1_s(asked(minute(classes={"c": klass})))
+    sample = minute(classes={"c": klass})
+    found = service.over_1_s(asked(sample, classes=[ClassView("c", first_token_s=0.5)]))
     assert found.figures == {"c.first": 0.1, "c.whole": 0.6}
     assert found.setting == "class.max_wait_s"
+    assert service.over_1_s(asked(sample, classes=[ClassView("c")])).setting == ""  # nobody is in a hurry
 
 
 def test_refusals_are_shares_of_all_that_came():

@@ -70,12 +70,12 @@ def gpus(asked: Asked) -> Chapter:
         if meanwhile is not None and meanwhile < worst[1]:
             worst = (name, meanwhile)
     if not rows:
-        text = f"No GPU told how busy it was. Requests waited in {percent(share)} of the time."
+        text = f"No GPU told how busy it was. Requests waited in minutes that make up {percent(share)} of the time."
         return Chapter("GPU use", text, NOTHING_TO_DO, figures=numbers(figures))
     idle = share > SOME_WAITING and worst[1] < BUSY
     return Chapter(
         "GPU use",
-        f"Requests waited in {percent(share)} of the time"
+        f"Requests waited in minutes that make up {percent(share)} of the time"
         + (f"; {worst[0]} was {percent(worst[1])} busy meanwhile." if worst[0] else "."),
         "the limit keeps requests from a GPU that has room: raise limits.sequences" if idle else NOTHING_TO_DO,
         "limits.sequences" if idle else "",

@@ -8,7 +8,7 @@ from tidegate.control.report.chapters import NOTHING_TO_DO, Asked, Chapter, Figu
 from tidegate.control.report.samples import by_class, quantile, share_within
 from tidegate.gateway.metrics import BUCKETS_S
 
-HOUR_S: Final = 3600.0
+MINUTE_S: Final = 60.0
 UNEVEN: Final = 4.0
 """The busiest hour of the day has so many times the mean: engines that come and go save more than half."""
 ATTAINED: Final = 0.99
@@ -51,7 +51,7 @@ def load(asked: Asked) -> Chapter:
                 f"{hour:02d}:00",
                 f"{rate:.3g}",
                 f"{tokens[hour] / covered_s[hour]:.3g}",
-                f"{covered_s[hour] / HOUR_S:.1f} h",
+                f"{covered_s[hour] / MINUTE_S:,.0f} min",
             )
             for hour, rate in rates.items()
         ),
@@ -119,32 +119,38 @@ def attainment(asked: Asked) -> Chapter:
 
 
 def over_1_s(asked: Asked) -> Chapter:
-    """Shares of first bytes and of whole answers that took more than 1 s."""
+    """Shares of first bytes and of whole answers that took more than 1 s. Classes without a target may be slow."""
     figures: Figures = {}
-    rows, worst = [], ("", 0.0)
+    rows, worst, slow = [], ("", 0.0), ("", MOST_SLOW)
+    urgent = {view.name for view in asked.classes if view.first_token_s is not None}
     for name, one in by_class(asked.samples).items():
         first, whole = (share_within(counts, BUCKETS_S, SLOW_S) for counts in (one.first_s, one.duration_s))
         if whole is None:
             continue
-        slow_first = None if first is None else 1 - first
-        rows.append((name, percent(slow_first), percent(1 - whole)))
-        figures |= {f"{name}.first": slow_first, f"{name}.whole": 1 - whole}
-        if slow_first is not None and slow_first > worst[1]:
-            worst = (name, slow_first)
-    slow = worst[1] > MOST_SLOW
+        late = None if first is None else 1 - first
+        rows.append((name, percent(late), percent(1 - whole)))
+        figures |= {f"{name}.first": late, f"{name}.whole": 1 - whole}
+        if late is not None:
+            worst = max(worst, (name, late), key=_share)
+            slow = max(slow, (name, late), key=_share) if name in urgent else slow
     return Chapter(
         "over 1 s",
-        f"{percent(worst[1])} of the first bytes of {worst[0]} took more than 1 s, the most of all classes."
+        f"{percent(worst[1])} of the first bytes of {worst[0]} took more than 1 s, the most of all classes; the first byte "
+        "of an answer that is no stream comes when it is whole."
         if worst[0]
         else "No first byte took more than 1 s.",
-        f"if clients of {worst[0]} wait for it, let it be refused sooner than it waits (class.max_wait_s)"
-        if slow
+        f"clients of {slow[0]} wait for it: let it be refused sooner than it waits (class.max_wait_s)"
+        if slow[0]
         else NOTHING_TO_DO,
-        "class.max_wait_s" if slow else "",
+        "class.max_wait_s" if slow[0] else "",
         ("class", "first byte over 1 s", "whole answer over 1 s"),
         tuple(rows),
         numbers(figures),
     )
+
+
+def _share(named: tuple[str, float]) -> float:
+    return named[1]
 
 
 def refusals(asked: Asked) -> Chapter:
