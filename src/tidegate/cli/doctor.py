@@ -1,6 +1,7 @@
 """`tidegate doctor`: look for faults, each with what to do. Exit code 1 if there is a problem."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,8 @@ from tidegate.control.doctor import (
     models,
     reading,
 )
-from tidegate.control.doctor.findings import ok, problem
+from tidegate.control.doctor.findings import note, ok, problem
+from tidegate.control.report import schedule, weekly
 from tidegate.control.state import read_admin
 from tidegate.control.steering import Top
 from tidegate.engines import environments, model_facts
@@ -106,6 +108,7 @@ def findings() -> Iterator[Finding]:
             listeners.gather({f"{name}.listen": at for name, at in settings.listeners().items()}), state.ours
         )
         yield from _classes(settings, home)
+        yield from _calibration(home)
         known = models.gather(home.models)
         yield from models.check(known, Machine(facts.cores, facts.available_bytes), running=bool(state.alive))
         compute = min((card.compute for card in cards.usable if card.compute), default=None)
@@ -145,6 +148,16 @@ def _classes(settings: Settings, home: Home) -> Iterator[Finding]:
         yield problem("store", str(error), error.hint)
     floors = [classes.gather(home.logs / "access.log"), _reported(home)]
     yield from classes.check(settings, keys, min((one for one in floors if one is not None), default=None))
+
+
+def _calibration(home: Home) -> Iterator[Finding]:
+    try:
+        done = weekly.last_done(home)
+    except OSError as error:
+        yield problem("reports", f"{home.reports} cannot be read: {error.strerror}", "give it to the user of Tidegate")
+        return
+    if done is not None and schedule.proposed(done, time.time()):
+        yield note("calibration", "a new one is proposed", weekly.CALIBRATE)
 
 
 def _reported(home: Home) -> float | None:

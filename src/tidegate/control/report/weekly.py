@@ -24,7 +24,14 @@ from tidegate.types import ClassView
 LOOK_S: Final = 60.0
 SPAN_S: Final = 7 * 86_400.0
 STATE: Final = "done.json"
-CALIBRATE: Final = "the last calibration is a month old or older: measure again with `tidegate bench`, and compare"
+CALIBRATE: Final = "it is time to calibrate anew: measure with `tidegate bench`, and compare with last time"
+
+
+def last_done(home: Home) -> Done | None:
+    """What was done last in this data folder, as far as it is known. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode((home.reports / STATE).read_bytes(), type=Done)
+    return None
 
 
 class Weekly:
@@ -57,7 +64,7 @@ class Weekly:
         """Do what is due. Blocks."""
         now_s, settings = self._wall(), self._settings()
         try:
-            held = self._done if self._done is not None else self._read()
+            held = self._done if self._done is not None else last_done(self._home)
             done = schedule.not_ahead(held, now_s)
             if settings.weekly and schedule.report_due(done, now_s, settings.weekday, settings.hour):
                 made = self._make(now_s)
@@ -75,11 +82,6 @@ class Weekly:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 self._log.error("the report of the week cannot be made yet", cause=self._trouble)
-
-    def _read(self) -> Done | None:
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            return msgspec.json.decode((self._home.reports / STATE).read_bytes(), type=Done)
-        return None
 
     def _make(self, now_s: float) -> Report:
         read = Ring(self._home.samples).read(now_s - SPAN_S, now_s)
