@@ -36,7 +36,11 @@ def page(report: Report) -> str:
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in repeats)
         parts.append(f"<h2>Over the repeats</h2><table><tr><th>run<th>figure<th>mean (95 %)</tr>{body}</table>")
     parts += plots(report)
-    title = f"Load on {report.model}"
+    return document(f"Load on {report.model}", parts)
+
+
+def document(title: str, parts: list[str]) -> str:
+    """A whole page of these parts, which are markup already."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tidegate.bench.figures import Interval, Spread, of
-from tidegate.bench.results import Report, Run
+from tidegate.bench.results import Machine, Report, Run
 
 LATE_S: Final = 0.01
 """A load generator whose 99th percentile is later than that is not to be believed without a look."""
@@ -27,7 +27,7 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _mebibytes(value: int | None) -> str:
+def mebibytes(value: int | None) -> str:
     return "-" if value is None else f"{value / 1024**2:,.0f} MiB"
 
 
@@ -73,12 +73,12 @@ def rows(report: Report) -> list[tuple[str, list[str]]]:
     ]
     if any(one.use.pid for one in report.runs):
         told += [
-            ("server's memory", lambda one: _mebibytes(one.use.most_resident_bytes)),
+            ("server's memory", lambda one: mebibytes(one.use.most_resident_bytes)),
             ("server's cores", lambda one: number(one.use.mean_cores)),
         ]
     if any(one.use.gpus for one in report.runs):
         told.append(("GPU busy", lambda one: share(max(one.use.gpus.values(), default=None))))
-        told.append(("GPU memory", lambda one: _mebibytes(max(one.use.gpu_memory_bytes.values(), default=None))))
+        told.append(("GPU memory", lambda one: mebibytes(max(one.use.gpu_memory_bytes.values(), default=None))))
     found = [(name, [read(one) for one in report.runs]) for name, read in told]
     return [(name, cells) for name, cells in found if any(cell != "-" for cell in cells)]
 
@@ -145,15 +145,19 @@ def repeats(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
+def machine_line(date: str, machine: Machine, tidegate: str) -> str:
+    """When and where it was measured."""
+    return (
+        f"{date}, {machine.processor}, {machine.cores} cores, load {machine.load:.1f}, {machine.system}, "
+        f"Python {machine.python}, Tidegate {tidegate}"
+    )
+
+
 def heading(report: Report) -> list[str]:
     """What was measured, on which machine."""
-    machine = report.machine
     return [
         f"{report.url}, model {report.model}: {report.load}; {report.workload}",
-        (
-            f"{report.date}, {machine.processor}, {machine.cores} cores, load {machine.load:.1f}, {machine.system}, "
-            f"Python {machine.python}, Tidegate {report.tidegate}"
-        ),
+        machine_line(report.date, report.machine, report.tidegate),
     ]
 
 
@@ -191,10 +195,10 @@ def markdown(report: Report) -> str:
         lines += [f"| {name} | {figure} | {value} |" for name, figure, value in told_repeats]
     said = sentences(report)
     if said:
-        lines += ["", *(f"- {_plain(sentence)}" for sentence in said)]
+        lines += ["", *(f"- {plain(sentence)}" for sentence in said)]
     return "\n".join(lines) + "\n"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A server's own words must not become markup."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text)

@@ -103,7 +103,7 @@ def make_parts(
         stage_to = read_settings().engines.stage_to
         found = {}
         for need, model in wanted.items():
-            files = await in_thread(partial(_files, resolver, model, need.form))
+            files = await in_thread(partial(model_files, resolver, model, need.form))
             found[need] = await in_thread(partial(fastest, files, home.models, stage_to))
         return found
 
@@ -253,7 +253,8 @@ async def _own_name(url: str, options: ExternalOptions) -> str:
         raise OperatorError(str(error), hint=f"start it first; or {NAME_IT}") from None
 
 
-def _files(resolver: Resolver, model: ModelSettings, form: Form) -> ModelFiles:
+def model_files(resolver: Resolver, model: ModelSettings, form: Form) -> ModelFiles:
+    """A model's files, fetched where they are not here. Blocks; raises OperatorError."""
     found: LocalModel = resolver.resolve(model.source, quantisation=model.quantisation, form=form)
     say(found.sentence)
     logs.get().info("model found", model=found.name, file=str(found.path), quantisation=found.quantisation)

@@ -256,6 +256,19 @@ FAULTS: Final = (
 )  # fmt: skip
 
 
+OF_MEMORY: Final = frozenset(
+    {
+        "no memory for the KV cache",
+        "context longer than memory",
+        "GPU memory in use",
+        "out of GPU memory",
+        "machine memory in use",
+        "out of memory",
+    }
+)
+"""Those that smaller sizes would not have."""
+
+
 def diagnose(text: str, engine: EngineName) -> Diagnosis | None:
     """The first fault of an engine that its log shows; None where it is none that is known."""
     text = HARMLESS.sub("", text)
@@ -268,6 +281,12 @@ def diagnose(text: str, engine: EngineName) -> Diagnosis | None:
             cause = " ".join(fault.cause.replace("{what}", what).replace("()", "").split())
             return Diagnosis(fault.name, _line_at(text, found.start()), cause, fault.advice)
     return None
+
+
+def lacks_memory(text: str, engine: EngineName) -> bool:
+    """Whether an engine's last words are that its sizes are too large for the memory there is."""
+    found = diagnose(text, engine)
+    return found is not None and found.name in OF_MEMORY
 
 
 def _line_at(text: str, position: int) -> str:
