@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.bench.figures import Interval, interval
+from tidegate.bench.figures import interval
 from tidegate.bench.results import Machine, Run
 from tidegate.bench.summary import FIGURES
 
@@ -62,10 +62,6 @@ class Arm(msgspec.Struct, frozen=True):
         """Over the whole rounds."""
         values = self.values(figure)
         return math.fsum(values) / len(values) if values else None
-
-    def told(self, figure: str) -> Interval | None:
-        """With its interval over the rounds."""
-        return interval(self.values(figure))
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -5,7 +5,6 @@ from html import escape
 from typing import Final
 
 from tidegate.bench.comparing import MEMORY, Arm, Comparison, Verdict, better
-from tidegate.bench.figures import Interval
 from tidegate.bench.page import document
 from tidegate.bench.svg import Points, chart
 from tidegate.bench.text import machine_line, mebibytes, milliseconds, number, plain
@@ -33,23 +32,20 @@ def show(figure: str, value: float | None) -> str:
     return milliseconds(value) if figure.endswith("_s") and not figure.endswith("per_s") else number(value)
 
 
-def _with_interval(figure: str, told: Interval | None, mean: float | None) -> str:
-    if told is None:
-        return show(figure, mean)
-    return f"{show(figure, told.mean)} ({show(figure, told.low)} to {show(figure, told.high)})"
-
-
 def _ratio(told: Verdict | None) -> str:
     return "-" if told is None else f"{told.ratio:.2f} ({told.low:.2f} to {told.high:.2f})"
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """The figures' names, and for each arm its mean with an interval, and its ratio to the first."""
+    """The figures' names, and for each arm its mean, and its ratio to the first with an interval.
+
+    The means have none: rounds differ in what they ask, the same for all arms, and only ratios leave that out.
+    """
     found = []
     for figure, name in NAMES.items():
         cells = [name]
         for place, arm in enumerate(comparison.arms):
-            cells.append(_with_interval(figure, arm.told(figure), arm.mean(figure)))
+            cells.append(show(figure, arm.mean(figure)))
             if place:
                 cells.append(_ratio(comparison.verdicts.get(arm.name, {}).get(figure)))
         if any(cell != "-" for cell in cells[1:]):

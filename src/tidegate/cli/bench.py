@@ -15,10 +15,11 @@ from tidegate import __version__
 from tidegate.bench import arrivals, page, summary, text, trace, use, workload
 from tidegate.bench.knee import knee
 from tidegate.bench.results import Report
-from tidegate.bench.running import Coming, Job
+from tidegate.bench.running import Coming, Job, Runs
 from tidegate.bench.slo import Slo
 from tidegate.cli import bench_options as options
 from tidegate.cli.bench_asked import (
+    Asked,
     asked_for,
     check,
     extra_fields,
@@ -30,7 +31,8 @@ from tidegate.cli.bench_asked import (
     writable,
 )
 from tidegate.cli.bench_compare import compare
-from tidegate.cli.bench_load import measure, stopped_by_signals, write
+from tidegate.cli.bench_load import Learnt, learn, measure, stopped_by_signals, write
+from tidegate.http import Endpoint
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Load against any OpenAI server."
@@ -127,7 +129,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         gpus=watch.gpus if watch is not None else None,
     )
     before = os.getloadavg()[0]
-    runs, name, notes = uvloop.run(measure(base, asked, job, seed, timeout, begun=stopped_by_signals))
+    runs, learnt = uvloop.run(_measure(base, asked, job, seed, timeout))
     if watch is not None:
         watch.end()
     done = runs.done
@@ -137,7 +139,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine=this_machine(before),
         url=base.url,
-        model=name,
+        model=learnt.model,
         load=how_requests_come(coming, arrivals_),
         workload=asked.words,
         slo=str(bounds or ""),
@@ -148,7 +150,7 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         knee=knee([summary.step(one) for one in done if not one.partial])
         if coming.ramp is not None and any(not one.partial for one in done)
         else None,
-        notes=replayed.notes + notes,
+        notes=[*replayed.notes, *learnt.notes],
     )
     print(text.table(report), end="")
     write(json_, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
@@ -158,3 +160,10 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
         raise typer.Exit(130)  # 128 + SIGINT, as shells say it
     if not any(one.answered for one in done):
         raise typer.Exit(1)
+
+
+async def _measure(
+    endpoint: Endpoint, asked: Asked, job: "partial[Job]", seed: int, timeout_s: float
+) -> tuple[Runs, Learnt]:
+    learnt = await learn(endpoint, asked, timeout_s)
+    return await measure(endpoint, asked, learnt, job, seed, begun=stopped_by_signals), learnt

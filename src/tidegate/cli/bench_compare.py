@@ -40,7 +40,7 @@ from tidegate.cli.bench_asked import (
     where,
     writable,
 )
-from tidegate.cli.bench_load import measure, write
+from tidegate.cli.bench_load import Learnt, learn, measure, write
 from tidegate.cli.data_folder import data_folder
 from tidegate.cli.trial_engines import TrialEngines, TrialError, one_engine, pool_of
 from tidegate.config import Settings
@@ -79,6 +79,7 @@ class Turns:
     notes: list[str] = field(default_factory=list)
     _engines: TrialEngines | None = None
     _specs: dict[int, ReplicaSpec] = field(default_factory=dict)
+    _learnt: dict[int, Learnt] = field(default_factory=dict)
     _runs: Runs | None = None
     _task: "asyncio.Task[list[list[Run | None]]] | None" = None
 
@@ -117,7 +118,7 @@ class Turns:
                 found[arm][number] = await self._turn(arm, number)
             except TrialError as error:
                 self.faults[arm] = error
-            except EngineError as error:
+            except (EngineError, OperatorError) as error:  # it does not answer, or not what it is asked
                 self.faults[arm] = TrialError(str(error), no_memory=False)
         return found
 
@@ -133,14 +134,15 @@ class Turns:
     async def _turn(self, arm: int, number: int) -> Run | None:
         """The same requests for each contender of a round: they follow from the seed and its number."""
         async with self._reached(arm) as (make, pid, asked):
+            learnt = self._learnt.get(arm)
+            if learnt is None:
+                learnt = self._learnt[arm] = await learn(make(), asked, self.timeout_s)
+                self.notes += [note for note in learnt.notes if note not in self.notes]
             job = partial(self.job, endpoint=make, pid=pid, seed=self.seed + number)
             try:
-                runs, _, notes = await measure(
-                    make(), asked, job, self.seed + number, self.timeout_s, begun=self._begun
-                )
+                runs = await measure(make(), asked, learnt, job, self.seed + number, begun=self._begun)
             finally:
                 self._runs = None
-        self.notes += [note for note in notes if note not in self.notes]
         return runs.done[0] if runs.done else None
 
     def _begun(self, runs: Runs) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,39 +18,45 @@ from tidegate.http import Endpoint
 PROGRESS_S: Final = 0.5
 
 
-async def measure(
-    endpoint: Endpoint,
-    asked: Asked,
-    job: "partial[Job]",
-    seed: int,
-    timeout_s: float,
-    *,
-    begun: Callable[[Runs], None],
-) -> tuple[Runs, str, list[str]]:
-    """The runs, the model's name, and what is to be noted of the prompts. `begun` is handed the runs before the first."""
-    notes: list[str] = []
+@dataclass(frozen=True)
+class Learnt:
+    """What two short requests tell of a server."""
+
+    model: str
+    sizes: Sizes
+    notes: tuple[str, ...] = ()
+
+
+async def learn(endpoint: Endpoint, asked: Asked, timeout_s: float) -> Learnt:
+    """The name of its model, and how many characters make a token. Raises OperatorError."""
     try:
-        name = asked.model or await probe.model_name(endpoint, asked.api_key, timeout_s)
-        wire = workload.Wire(
-            endpoint.host_header, name, asked.path, stream=asked.stream, api_key=asked.api_key, extra=asked.extra
-        )
-        sizes = await probe.sizes(endpoint, wire, timeout_s)
-        if sizes is None:
-            sizes = Sizes()
-            notes.append(
-                f"The server's counts of tokens tell nothing of prompts: these are made of {sizes.per_character:g} a character."
-            )
+        model = asked.model or await probe.model_name(endpoint, asked.api_key, timeout_s)
+        sizes = await probe.sizes(endpoint, _wire(endpoint, asked, model), timeout_s)
     finally:
         for connection in list(endpoint.connections):
             connection.abort()
         await asyncio.sleep(0)  # sockets close in the turn after
+    if sizes is not None:
+        return Learnt(model, sizes)
+    sizes = Sizes()
+    unknown = (
+        f"The server's counts of tokens tell nothing of prompts: these are made of {sizes.per_character:g} a character."
+    )
+    return Learnt(model, sizes, (unknown,))
+
+
+async def measure(
+    endpoint: Endpoint, asked: Asked, learnt: Learnt, job: "partial[Job]", seed: int, *, begun: Callable[[Runs], None]
+) -> Runs:
+    """The runs. `begun` is handed them before the first."""
+    wire = _wire(endpoint, asked, learnt.model)
 
     def drawn(number: int) -> workload.Workload:
         return workload.Workload(
             wire,
             prompt=asked.prompt,
             output=asked.output,
-            sizes=sizes,
+            sizes=learnt.sizes,
             classes=asked.classes,
             prefix=asked.prefix,
             seed=seed + number,
@@ -64,7 +71,13 @@ async def measure(
         if telling is not None:
             telling.cancel()
             sys.stderr.write("\r\x1b[K")
-    return runs, name, notes
+    return runs
+
+
+def _wire(endpoint: Endpoint, asked: Asked, model: str) -> workload.Wire:
+    return workload.Wire(
+        endpoint.host_header, model, asked.path, stream=asked.stream, api_key=asked.api_key, extra=asked.extra
+    )
 
 
 def stopped_by_signals(runs: Runs) -> None:
