@@ -32,6 +32,7 @@ COMMANDS = {
     "engines": "install, list and remove engines",
     "bundle": "pack wheels and models for a machine without a network",
     "bench": "load against any OpenAI server, and what it shows",
+    "tune": "search an engine's settings for the most goodput, and prove what it found",
     "doctor": "look for faults, each with what to do",
     "fake-engine": "an engine without a model, with faults on demand",
 }
