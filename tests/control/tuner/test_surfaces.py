@@ -23,7 +23,7 @@ MAKERS = {
     "vLLM": surfaces.vllm,
     "cliff": surfaces.cliff,
     "two hills": surfaces.two_hills,
-    "drawn, and never looked at": lambda: surfaces.drawn(207),
+    "drawn, and never looked at": lambda: surfaces.drawn(209),
 }
 
 
