@@ -43,6 +43,7 @@ replicas = 2
 [pool.options]
 slots = {slots}
 context_tokens = {positions}
+memory_share = 1.0
 args = ["--dtype", "float32"]
 [[pool]]
 name = "gguf"
