@@ -142,6 +142,18 @@ def test_what_it_cannot_do_is_one_message_and_code_2(start):
             assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    "pool",
+    ['engine = "llamacpp"', 'engine = "external"\nfleet = "dns"\ndns.name = "engines.example:8000"'],
+    ids=["started", "found by name"],
+)
+def test_pools_that_need_control_are_named_and_not_served_in_silence(start, tmp_path, pool):
+    (tmp_path / "tidegate.toml").write_text(f'[[pool]]\nname = "p"\nmodel = "m"\n{pool}\n')
+    refused = start("gateway", "--listen", "127.0.0.1:0")
+    assert refused.popen.wait(20) == 2
+    assert "the pool 'p' has engines that only `tidegate up` starts or finds" in refused.log.read_text()
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is missing: apt-get install openssl")
 def test_with_a_certificate_it_speaks_https(start, tmp_path):
     request = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]

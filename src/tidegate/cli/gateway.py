@@ -159,9 +159,11 @@ def _settings(listen: str | None, engines: list[str], config: Path | None, *, al
         name = base.model[0].name if base.model else "auto"
         flags["pool"] = [{"name": "default", "model": name, "engine": "external", "urls": engines}]
     settings = load(file, flags)
-    own = [pool.name for pool in settings.pool if pool.engine != "external"]
+    own = [pool.name for pool in settings.pool if pool.engine != "external" or pool.fleet == "dns"]
     if own or not settings.pool:
-        which = f"the pool {own[0]!r} has engines that only `tidegate up` starts" if own else "there is no engine"
+        which = (
+            f"the pool {own[0]!r} has engines that only `tidegate up` starts or finds" if own else "there is no engine"
+        )
         raise SettingError("--engine", which, hint="name the engines' URLs: tidegate gateway --engine http://HOST:PORT")
     return settings
 
