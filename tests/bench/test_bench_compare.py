@@ -21,10 +21,10 @@ LOAD = ["--rate", 40, "--seconds", 1, "--warmup", 0, "--workload", "service"]
 
 
 def run(queries=10.0, p50=0.1, *, partial=False, failed=None):
-    spread = {"count": 10, "mean": p50, "p50": p50, "p90": p50, "p99": p50, "most": p50}
+    spread = None if p50 is None else Spread(count=10, mean=p50, p50=p50, p90=p50, p99=p50, most=p50)
     return Run(
         name="", offered_per_s=None, partial=partial, requests=10, answered=10, failed=failed or {}, explained={},
-        unfinished=0, seconds=1.0, sending_s=1.0, queries_per_s=queries, latency_s=Spread(**spread), first_token_s=Spread(**spread),
+        unfinished=0, seconds=1.0, sending_s=1.0, queries_per_s=queries, latency_s=spread, first_token_s=spread,
         per_output_token_s=None, inter_token_s=None, over_bound=0.0, prompt_tokens=1, output_tokens=1, prompt_tokens_per_s=1.0,
         output_tokens_per_s=1.0, within_slo=None, goodput_per_s=None, sent_late_s=None, most_in_flight=1, classes={},
         time_line=[], curves={}, use=Use(most_resident_bytes=1024**2),
@@ -58,6 +58,13 @@ def test_what_is_the_same_in_every_round_is_sure():
 @pytest.mark.parametrize(("first", "other"), [([1.0], [2.0]), ([None, 1.0], [1.0, 2.0]), ([0.0, 1.0], [1.0, 2.0])])
 def test_one_round_of_both_shows_nothing(first, other):
     assert comparing.verdict(first, other) is None
+
+
+def test_one_that_answered_nothing_in_a_round_is_never_the_better_one():
+    assert comparing.verdict([10.0] * 5, [12.0, 12.1, 0.0, 0.0, 0.0]) is None
+    dying = comparing.Arm("dies", "d", [run(20.0), run(20.0), run(0.0, None, failed={"cut off": 10})])
+    assert "queries_per_s" not in comparing.verdicts([comparing.Arm("a", "a", [run(), run(), run()]), dying])["dies"]
+    assert "latency_p99_s" not in comparing.verdicts([comparing.Arm("a", "a", [run(), run(), run()]), dying])["dies"]
 
 
 def test_nineteen_intervals_in_twenty_hold_the_true_ratio():

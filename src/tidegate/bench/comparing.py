@@ -89,8 +89,14 @@ def turns(arms: int, rounds: int) -> list[tuple[int, int]]:
 
 
 def verdict(first: Sequence[float | None], other: Sequence[float | None]) -> Verdict | None:
-    """From a figure of two servers, by round; None where fewer than two rounds have it of both, above zero."""
-    logs = [math.log(b / a) for a, b in zip(first, other, strict=True) if a and b and a > 0 and b > 0]
+    """From a figure of two servers, by round; None where fewer than two rounds have it of both.
+
+    A zero is a round in which nothing was answered: then no ratio tells the truth, and there is none.
+    """
+    pairs = [(a, b) for a, b in zip(first, other, strict=True) if a is not None and b is not None]
+    if any(a <= 0 or b <= 0 for a, b in pairs):
+        return None
+    logs = [math.log(b / a) for a, b in pairs]
     told = interval(logs)
     if told is None:
         return None
@@ -103,7 +109,10 @@ def verdicts(arms: Sequence[Arm]) -> dict[str, dict[str, Verdict]]:
     for arm in arms[1:]:
         figures = {}
         for figure, read in COMPARED.items():
-            pair = ([read(one) if one and not one.partial else None for one in each.runs] for each in (arms[0], arm))
+            pair = (
+                [(read(one) or 0.0) if one and not one.partial else None for one in each.runs]
+                for each in (arms[0], arm)
+            )
             told = verdict(*pair)
             if told is not None:
                 figures[figure] = told
