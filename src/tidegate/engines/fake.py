@@ -4,14 +4,14 @@ import sys
 import time
 
 from tidegate.config import FakeOptions
-from tidegate.engines.base import Child, EngineFacts
-from tidegate.engines.process import START_TIMEOUT_S, EngineProcess, Place
+from tidegate.engines.base import EngineFacts
+from tidegate.engines.process import START_TIMEOUT_S, EngineProcess, OfProcess, Place
 from tidegate.types import DialectName
 
 CONTEXT_TOKENS = 32_768
 
 
-class FakeEngine:
+class FakeEngine(OfProcess):
     """An `Engine` that speaks as vLLM does."""
 
     dialect: DialectName = DialectName.VLLM
@@ -19,21 +19,9 @@ class FakeEngine:
     def __init__(
         self, model: str, options: FakeOptions, place: Place, *, start_timeout_s: float = START_TIMEOUT_S
     ) -> None:
+        super().__init__(EngineProcess(place, start_timeout_s))
         self._model, self._options = model, options
-        self._process = EngineProcess(place, start_timeout_s)
         self._started = 0.0
-
-    @property
-    def url(self) -> str:
-        return self._process.url
-
-    @property
-    def api_key(self) -> str:
-        return self._process.api_key
-
-    @property
-    def child(self) -> Child | None:
-        return self._process.child
 
     async def start(self) -> None:
         """Start the child. Raises EngineStartError."""

@@ -6,16 +6,16 @@ from typing import Final
 
 from tidegate.config import LlamaCppOptions
 from tidegate.engines import readiness
-from tidegate.engines.base import Child, EngineFacts, ModelFiles
+from tidegate.engines.base import EngineFacts, ModelFiles
 from tidegate.engines.llamacpp_fit import Fit, Machine, fit, this_machine
-from tidegate.engines.process import START_TIMEOUT_S, EngineProcess, Place
+from tidegate.engines.process import START_TIMEOUT_S, EngineProcess, OfProcess, Place
 from tidegate.gguf import read_header
 from tidegate.types import DialectName
 
 SERVER: Final = "tidegate.engines.llamacpp_server"
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(OfProcess):
     """An `Engine`. `machine` is looked at when it starts, unless it is handed in."""
 
     dialect: DialectName = DialectName.LLAMACPP
@@ -29,23 +29,11 @@ class LlamaCppEngine:
         machine: Machine | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
+        super().__init__(EngineProcess(place, start_timeout_s))
         self.fit: Fit | None = None
         """What it was started with."""
         self._files, self._options, self._machine = files, options, machine
-        self._process = EngineProcess(place, start_timeout_s)
         self._started = 0.0
-
-    @property
-    def url(self) -> str:
-        return self._process.url
-
-    @property
-    def api_key(self) -> str:
-        return self._process.api_key
-
-    @property
-    def child(self) -> Child | None:
-        return self._process.child
 
     async def start(self) -> None:
         """Start the child. Raises ModelError when the file is damaged or does not fit in memory, EngineStartError."""

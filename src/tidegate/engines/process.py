@@ -163,3 +163,22 @@ class EngineProcess:
         """Remove the key and ready files: both have been read, or never will be."""
         self.place.key_file.unlink(missing_ok=True)
         self.place.ready_file.unlink(missing_ok=True)
+
+
+class OfProcess:
+    """The part of an `Engine` that its process tells."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+
+    @property
+    def url(self) -> str:
+        return self._process.url
+
+    @property
+    def api_key(self) -> str:
+        return self._process.api_key
+
+    @property
+    def child(self) -> Child | None:
+        return self._process.child

@@ -18,8 +18,8 @@ import httpx
 
 from tidegate.config import VllmOptions
 from tidegate.engines import old_flags, readiness, vllm_causes, vllm_turn_end
-from tidegate.engines.base import Child, EngineFacts, ModelFiles
-from tidegate.engines.process import EngineProcess, Place
+from tidegate.engines.base import EngineFacts, ModelFiles
+from tidegate.engines.process import EngineProcess, OfProcess, Place
 from tidegate.engines.vllm_program import Program
 from tidegate.errors import EngineStartError, SettingError
 from tidegate.types import DialectName
@@ -55,7 +55,7 @@ class Flags:
     """Sequences at once, as far as that was chosen."""
 
 
-class VllmEngine:
+class VllmEngine(OfProcess):
     """An `Engine`. `program` finds the vLLM, `choose` its flags; both are asked at each start."""
 
     dialect: DialectName = DialectName.VLLM
@@ -69,28 +69,16 @@ class VllmEngine:
         program: Callable[[], Program],
         choose: Callable[[Program], Flags],
     ) -> None:
+        super().__init__(
+            EngineProcess(place, options.start_timeout_s, answers=self._answers, last_words=vllm_causes.last_words)
+        )
         self.flags = Flags()
         """What it was started with."""
         self._files, self._options, self._place = files, options, place
         self._find, self._choose = program, choose
-        self._process = EngineProcess(
-            place, options.start_timeout_s, answers=self._answers, last_words=vllm_causes.last_words
-        )
         self._embeddings = False
         self._held: socket.socket | None = None
         self._started = 0.0
-
-    @property
-    def url(self) -> str:
-        return self._process.url
-
-    @property
-    def api_key(self) -> str:
-        return self._process.api_key
-
-    @property
-    def child(self) -> Child | None:
-        return self._process.child
 
     async def start(self) -> None:
         """Start the child. Raises OperatorError where there is no such vLLM or the model does not fit, EngineStartError."""
