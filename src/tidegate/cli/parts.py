@@ -142,8 +142,7 @@ def make_engine(
         case LlamaCppOptions():
             from tidegate.engines.llamacpp import LlamaCppEngine
 
-            assert spec.files is not None  # noqa: S101 - the plan gives files to every pool that loads them
-            return LlamaCppEngine(spec.files, spec.options, place, machine=shared_out(spec.starting))
+            return LlamaCppEngine(spec.loaded, spec.options, place, machine=shared_out(spec.starting))
         case VllmOptions():
             return vllm.engine(spec, spec.options, place)
         case FakeOptions():

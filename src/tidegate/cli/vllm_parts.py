@@ -36,8 +36,7 @@ class VllmParts:
 
     def engine(self, spec: ReplicaSpec, options: VllmOptions, place: Place) -> VllmEngine:
         """The engine of a replica."""
-        assert spec.files is not None  # noqa: S101 - the plan gives files to every pool that loads them
-        files = spec.files
+        files = spec.loaded
         return VllmEngine(
             files,
             options,
@@ -47,7 +46,7 @@ class VllmParts:
         )
 
     def room(self, specs: Sequence[ReplicaSpec]) -> None:
-        """Whether each of these replicas can have a GPU of its own. Blocks; raises ModelError with the numbers.
+        """Whether each vLLM among these replicas can have a GPU of its own. Blocks; raises ModelError with the numbers.
 
         Without GPUs, and where the settings say themselves which are used, the start itself tells.
         """
@@ -55,10 +54,11 @@ class VllmParts:
         taken = dict(self.taken)
         for spec in specs:
             options = spec.options
-            assert isinstance(options, VllmOptions) and spec.files is not None  # noqa: S101, PT018 - as in `engine`
+            if not isinstance(options, VllmOptions):
+                continue
             several = any(argument.partition("=")[0] in SEVERAL for argument in options.args)
             if gpus and not several and "CUDA_VISIBLE_DEVICES" not in {**os.environ, **options.env}:
-                taken[spec.id] = choose_gpu(numbered(gpus, spec), taken, spec.id, spec.files).id
+                taken[spec.id] = choose_gpu(numbered(gpus, spec), taken, spec.id, spec.loaded).id
 
     def released(self, replica: str) -> None:
         """A replica is gone for good: others may have its GPU."""

@@ -59,6 +59,13 @@ class ReplicaSpec:
     """Replicas of its pool, which share the machine's cores; another number of them is no reason to start it anew."""
     digest: str = field(default="", compare=False)
 
+    @property
+    def loaded(self) -> ModelFiles:
+        """The files that its engine loads. Raises LookupError for an engine that loads none, or before they are found."""
+        if self.files is None:
+            raise LookupError(f"{self.id} has no files of a model")
+        return self.files
+
 
 @dataclass(frozen=True)
 class Plan:
