@@ -4,33 +4,19 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from test_control import BROKEN, ENGINE, Site
+from test_control import BROKEN, ENGINE, site
 
-from tidegate import logs
 from tidegate.control.hand import Hand
 from tidegate.errors import BadRequest, ModelError, NotFound, OperatorError
-from tidegate.fleet import local
 from tidegate.types import ReplicaState
+
+__all__ = ["site"]  # the fixture of the other tests of control
 
 POOLS = [
     {"name": "p", "model": "m", "engine": "fake", "replicas": 2},
     {"name": "embed", "model": "e", "engine": "fake"},
     {"name": "far", "model": "f", "engine": "external", "urls": ["http://127.0.0.1:9"]},
 ]
-
-
-@pytest.fixture
-async def site(home):
-    logs.set_level("critical")
-    site = Site(home)
-    yield site
-    if site.control is not None:
-        await site.control.stop()
-    left = local.find_sessions("TIDEGATE_HOME", str(home.path))
-    for process in left:
-        local.kill(process)
-    assert not left
-    logs.set_level("warning")
 
 
 async def ready(site, *names):
