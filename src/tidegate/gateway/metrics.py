@@ -88,8 +88,9 @@ class Metrics(Collector):
         self.settle: Callable[[], None] = lambda: None
         """Adds what was counted and is not in here yet."""
         self.dropped_lines: Callable[[], dict[str, int]] = dict
-        self.dropped_trace: Callable[[], dict[str, int]] = dict
         """Lines that are missing in the access log, by reason."""
+        self.dropped_trace: Callable[[], dict[str, int]] = dict
+        """Likewise, in the trace."""
         self._models: dict[str, ModelCounters] = {}
         self._distributions: dict[tuple[str, str], Distributions] = {}
         self._labels: dict[str, set[str]] = {"model": set(), "class": set(), "tenant": set()}

@@ -37,7 +37,7 @@ def lengths(asked: Asked) -> Chapter:
             drifted.append(name)
     if not asked.profile:
         text = "There is no profile to compare with."
-        advice = "tune a profile on this load, and name it with --profile"
+        advice = "tune on this load (`tidegate tune`), and name its profile with --profile"
     elif drifted:
         text = (
             f"The lengths of {' and '.join(drifted)} are others than {profile.name} was tuned on ({DRIFTED:g} or more)."
@@ -45,6 +45,8 @@ def lengths(asked: Asked) -> Chapter:
         advice = "tune the profile anew"
     else:
         text, advice = f"Lengths are those that {profile.name} was tuned on, as far as it can be told.", NOTHING_TO_DO
+        if not (profile.prompt_tokens or profile.answer_tokens):
+            text = f"{profile.name} does not say on which lengths it was tuned."
     head = ("lengths in tokens", "tuned on, P50", "now, P50", "now, P95", "stability index")
     return Chapter("drift of lengths", text, advice, "", head, tuple(rows), numbers(figures))
 

@@ -24,7 +24,9 @@ from tidegate.types import ClassView
 LOOK_S: Final = 60.0
 SPAN_S: Final = 7 * 86_400.0
 STATE: Final = "done.json"
-CALIBRATE: Final = "it is time to calibrate anew: measure with `tidegate bench`, and compare with last time"
+CALIBRATE: Final = (
+    "it is time to calibrate anew: `tidegate tune`, or measure with `tidegate bench` and compare with last time"
+)
 
 
 def last_done(home: Home) -> Done | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
 
-from tidegate.bench.page import STYLE
+from tidegate.bench.page import document
 from tidegate.bench.svg import chart
 from tidegate.control.report.chapters import Chapter, Report
 
@@ -53,12 +53,7 @@ def html(report: Report) -> str:
             body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in chapter.rows)
             parts.append(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
         parts.append(f"<p><b>Advice:</b> {escape(chapter.advice)}.</p>")
-    title = "Report of the load"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
-    )
+    return document("Report of the load", parts)
 
 
 def _plot(chapter: Chapter) -> Iterator[str]:
