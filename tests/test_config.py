@@ -273,6 +273,11 @@ def test_a_file_that_cannot_be_read_says_why(write):
     assert ran.stdout == f"{file}: cannot be read: Permission denied\n"
 
 
+def test_a_pool_without_a_model_is_told_with_its_place(write):
+    with pytest.raises(SettingError, match=r"^pool\.1\.model: "):
+        load(write("[[pool]]\nname = 'p'\nmodel = ''\nengine = 'fake'"), environ={})
+
+
 @pytest.mark.parametrize("port", ["99999", "x"])
 def test_an_engine_s_port_is_one_that_can_be(port):
     pool = {"name": "p", "model": "auto", "engine": "external", "urls": [f"http://127.0.0.1:{port}"]}

@@ -1,6 +1,6 @@
 """The data folder: one place for all state, closed to other users.
 
-models/ engines/ chat/ logs/ traces/ samples/ reports/ run/ state.db lan.key
+models/ engines/ chat/ logs/ traces/ samples/ reports/ profiles/ run/ state.db lan.key
 """
 
 import os
@@ -44,6 +44,11 @@ class Home:
     def reports(self) -> Path:
         """Reports of the weeks; made then."""
         return self.path / "reports"
+
+    @property
+    def profiles(self) -> Path:
+        """What tuning has tried and found; made then."""
+        return self.path / "profiles"
 
     @property
     def run(self) -> Path:

@@ -14,7 +14,9 @@ import pytest
 from tidegate.bench import comparing, comparison_text
 from tidegate.bench.figures import Spread
 from tidegate.bench.results import Machine, Run, Use
+from tidegate.control.state import Lock
 from tidegate.engines.fake_server import FakeServer, FakeServerOptions
+from tidegate.home import Home
 
 COMPARE = [sys.executable, "-m", "tidegate", "bench", "compare"]
 LOAD = ["--rate", 40, "--seconds", 1, "--warmup", 0, "--workload", "service"]
@@ -206,6 +208,7 @@ def test_ctrl_c_tells_what_there_is_and_ends_the_engine(compare, tmp_path):
         (["x=http://127.0.0.1:9", "x=http://127.0.0.1:8"], "two have one name"),
         (["--preset-table", "preset:default"], "says itself what is compared"),
         (["preset:default", "preset:extreme", "--engine", "llamacpp", "--model", "demo"], "presets are vLLM's"),
+        (["preset:default", "preset:extreme"], "name it with --model"),
     ],
 )
 def test_what_cannot_be_compared_is_one_message_and_code_2(compare, arguments, said):
@@ -214,6 +217,25 @@ def test_what_cannot_be_compared_is_one_message_and_code_2(compare, arguments, s
     assert process.returncode == 2
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["bench", "compare", "one.toml", "two.toml", "--rate", "1"], ["tune", "--slo", "ttft=1s", "--rate", "1"]],
+)
+def test_no_engine_is_tried_beside_one_that_serves_from_the_data_folder(tmp_path, command):
+    settings(tmp_path, "one"), settings(tmp_path, "two")
+    home = Home(tmp_path / "home")
+    home.create()
+    lock = Lock.acquire(home)
+    try:
+        environ = {**os.environ, "TIDEGATE_HOME": str(home.path)}
+        arguments = [sys.executable, "-m", "tidegate", *command]
+        done = subprocess.run(arguments, cwd=tmp_path, env=environ, text=True, capture_output=True, check=False)
+    finally:
+        lock.release()
+    assert done.returncode == 2
+    assert f"already running with the data folder {home.path} (process {os.getpid()})" in done.stderr
 
 
 def test_a_file_of_several_engines_is_refused(compare, tmp_path):

@@ -142,13 +142,18 @@ def _markdown_table(columns: list[str], cells: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(plain(cell) for cell in columns)} |", "|---" * len(columns) + "|", *shown]
 
 
+def html_table(comparison: Comparison) -> str:
+    """The table alone, as markup."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head(comparison))
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(comparison))
+    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
+
+
 def page(comparison: Comparison) -> str:
     """One HTML page that needs nothing else."""
     parts = [f"<p>{escape(line)}</p>" for line in heading(comparison)]
     parts.append(f"<p><code>{escape(comparison.command)}</code></p>")
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head(comparison))
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(comparison))
-    parts.append(f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>')
+    parts.append(html_table(comparison))
     parts += [f"<p>{escape(sentence)}</p>" for sentence in sentences(comparison)]
     per_round: tuple[tuple[str, str, str, Callable[[float], float]], ...] = (
         ("Queries/s by round", "queries_per_s", "1/s", lambda value: value),

@@ -1,9 +1,6 @@
 """`tidegate bench`: load against any OpenAI server, and what it shows."""
 
-import datetime as dt
 import os
-import shlex
-import sys
 from functools import partial
 from typing import Annotated
 
@@ -12,19 +9,20 @@ import typer
 import uvloop
 
 from tidegate import __version__
-from tidegate.bench import arrivals, page, summary, text, trace, use, workload
+from tidegate.bench import page, summary, text, trace, use
 from tidegate.bench.knee import knee
 from tidegate.bench.results import Report
-from tidegate.bench.running import Coming, Job, Runs
+from tidegate.bench.running import Job, Runs
 from tidegate.bench.slo import Slo
 from tidegate.cli import bench_options as options
 from tidegate.cli.bench_asked import (
+    NOTHING,
     Asked,
     asked_for,
-    check,
-    extra_fields,
+    coming_of,
+    command_line,
     how_requests_come,
-    read_key,
+    now,
     room,
     this_machine,
     where,
@@ -93,24 +91,15 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     """
     endpoint = where(url, ca_file, insecure=insecure)
     base = endpoint()
-    replayed = trace.load(trace_, speed) if trace_ is not None else trace.Trace([], [])
-    coming = Coming(
-        arrivals=arrivals.parse(arrivals_),
-        rate=rate,
-        ramp=arrivals.Ramp.parse(ramp) if ramp else None,
-        trace=tuple(replayed.arrivals),
-        users=concurrency,
-        seconds=30.0 if seconds is None and requests is None and not replayed.arrivals else seconds,
-        requests=requests,
-        repeats=repeats,
-        warmup_s=warmup,
-    )
-    check(coming)
+    replayed = trace.load(trace_, speed) if trace_ is not None else NOTHING
+    coming = coming_of(
+        how=arrivals_, rate=rate, ramp=ramp, replayed=replayed, users=concurrency, seconds=seconds, requests=requests,
+        warmup_s=warmup, repeats=repeats,
+    )  # fmt: skip
     writable(json_, markdown, html)
     asked = asked_for(
-        workload_, input_, output, model, workload.COMPLETIONS if completions else workload.CHAT, stream=stream,
-        api_key=read_key(api_key_file), extra=extra_fields(extra, ignore_eos=ignore_eos), classes=workload.classes(class_ or ()),
-        prefix=workload.Prefix.parse(shared_prefix) if shared_prefix else None,
+        workload_, prompt=input_, output=output, model=model, completions=completions, stream=stream, api_key_file=api_key_file,
+        extra=extra, ignore_eos=ignore_eos, class_=class_ or (), shared_prefix=shared_prefix,
     )  # fmt: skip
     bounds = Slo.parse(slo) if slo else None
     most = room(max_in_flight)
@@ -135,8 +124,8 @@ def run(  # noqa: PLR0917 - typer reads options from the signature
     done = runs.done
     report = Report(
         tidegate=__version__,
-        command=shlex.join(["tidegate", "bench", *sys.argv[2:]]),
-        date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=command_line(),
+        date=now(),
         machine=this_machine(before),
         url=base.url,
         model=learnt.model,

@@ -1,7 +1,10 @@
 """What `tidegate bench` was asked for, read and checked, and told again in words."""
 
+import datetime as dt
 import platform
 import resource
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tidegate import machine
-from tidegate.bench import lengths, workload
+from tidegate.bench import arrivals, lengths, trace, workload
 from tidegate.bench.probe import base_url
 from tidegate.bench.results import Machine
 from tidegate.bench.running import Coming
@@ -30,6 +33,18 @@ WORKLOADS: Final = {
 }
 """Lengths of prompts (None: the questions that ship) and of answers, and both in words."""
 SPARE_FILES: Final = 64
+USUAL_S: Final = 30.0
+NOTHING: Final = trace.Trace([], [])
+
+
+def command_line() -> str:
+    """The command that this process is."""
+    return shlex.join(["tidegate", *sys.argv[1:]])
+
+
+def now() -> str:
+    """To a minute."""
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @dataclass(frozen=True)
@@ -48,49 +63,77 @@ class Asked:
     words: str
 
 
-def check(coming: Coming) -> None:
-    given = [coming.rate is not None, coming.ramp is not None, bool(coming.trace), coming.users is not None]
-    if sum(given) != 1:
+def coming_of(
+    *,
+    how: str = "poisson",
+    rate: float | None = None,
+    ramp: str = "",
+    replayed: trace.Trace = NOTHING,
+    users: int | None = None,
+    seconds: float | None = None,
+    requests: int | None = None,
+    warmup_s: float = 0.0,
+    repeats: int = 1,
+) -> Coming:
+    """How requests come, as it was typed. Raises SettingError, OperatorError."""
+    if sum([rate is not None, bool(ramp), bool(replayed.arrivals), users is not None]) != 1:
         raise OperatorError(
             "say how requests come: exactly one of --rate, --ramp, --trace and --concurrency",
             hint="--rate 10 sends ten a second; --concurrency 8 keeps eight on their way",
         )
-    if coming.ramp is not None and coming.repeats > 1:
+    if ramp and repeats > 1:
         raise SettingError("--repeats", "a ramp runs each rate once")
-    if coming.seconds is not None and coming.warmup_s >= coming.seconds:
-        raise SettingError("--warmup", f"{coming.warmup_s:g} s leave nothing of --seconds {coming.seconds:g} to count")
+    if seconds is None and requests is None and not replayed.arrivals:
+        seconds = USUAL_S
+    if seconds is not None and warmup_s >= seconds:
+        raise SettingError("--warmup", f"{warmup_s:g} s leave nothing of --seconds {seconds:g} to count")
+    return Coming(
+        arrivals=arrivals.parse(how),
+        rate=rate,
+        ramp=arrivals.Ramp.parse(ramp) if ramp else None,
+        trace=tuple(replayed.arrivals),
+        users=users,
+        seconds=seconds,
+        requests=requests,
+        repeats=repeats,
+        warmup_s=warmup_s,
+    )
 
 
 def asked_for(
     name: str,
-    prompt: str,
-    output: str,
-    model: str,
-    path: str,
     *,
-    stream: bool,
-    api_key: str,
-    extra: dict[str, object],
-    classes: dict[str, float],
-    prefix: workload.Prefix | None,
+    prompt: str = "",
+    output: str = "",
+    model: str = "",
+    completions: bool = False,
+    stream: bool = True,
+    api_key_file: Path | None = None,
+    extra: str = "",
+    ignore_eos: bool = False,
+    class_: Sequence[str] = (),
+    shared_prefix: str = "",
 ) -> Asked:
+    """What is asked, as it was typed. Raises SettingError."""
     if name not in WORKLOADS:
         raise SettingError("--workload", f"{name!r} is none of {', '.join(WORKLOADS)}")
     usual_prompt, usual_output, words = WORKLOADS[name]
     if prompt or output:
         words = f"{f'{prompt or usual_prompt} tokens in' if prompt or usual_prompt else 'Chinese questions'}, {output or usual_output} out at most"
     written = prompt or usual_prompt
+    prefix = workload.Prefix.parse(shared_prefix) if shared_prefix else None
+    classes = workload.classes(class_)
     if prefix is not None:
         words += f", {prefix.share:.0%} with one of {prefix.count} shared prefixes of {prefix.tokens} tokens"
     if classes:
         words += f", classes {', '.join(f'{name} {share:g}' for name, share in classes.items())}"
-    words += f"; {'chats' if path == workload.CHAT else 'completions'}, {'streamed' if stream else 'not streamed'}"
+    words += f"; {'completions' if completions else 'chats'}, {'streamed' if stream else 'not streamed'}"
     return Asked(
         model=model,
-        path=path,
+        path=workload.COMPLETIONS if completions else workload.CHAT,
         stream=stream,
-        api_key=api_key,
-        extra=extra,
+        api_key=_read_key(api_key_file),
+        extra=_extra_fields(extra, ignore_eos=ignore_eos),
         prompt=lengths.parse("--input", written) if written else None,
         output=lengths.parse("--output", output or usual_output),
         classes=classes,
@@ -113,7 +156,7 @@ def how_requests_come(coming: Coming, arrivals_: str) -> str:
     return ", ".join([how, *ends, *([f"{coming.repeats} times"] if coming.repeats > 1 else [])])
 
 
-def read_key(file: Path | None) -> str:
+def _read_key(file: Path | None) -> str:
     if file is None:
         return ""
     try:
@@ -125,7 +168,7 @@ def read_key(file: Path | None) -> str:
     return key
 
 
-def extra_fields(written: str, *, ignore_eos: bool) -> dict[str, object]:
+def _extra_fields(written: str, *, ignore_eos: bool) -> dict[str, object]:
     fields: dict[str, object] = {"ignore_eos": True} if ignore_eos else {}
     if not written:
         return fields

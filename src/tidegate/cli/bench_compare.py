@@ -4,14 +4,9 @@ Only one engine of ours is there at a time: an idle one holds memory and caches 
 service, and some spin while they wait. The price is a start for each turn.
 """
 
-import asyncio
-import datetime as dt
 import os
-import shlex
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,30 +17,32 @@ import typer
 import uvloop
 
 from tidegate import __version__
-from tidegate.bench import arrivals, comparison_text, probe, trace, use, workload
-from tidegate.bench.comparing import Arm, Comparison, turns, verdicts
+from tidegate.bench import comparison_text, probe, trace, use
+from tidegate.bench.comparing import Comparison, verdicts
 from tidegate.bench.results import Run
-from tidegate.bench.running import Coming, Job, Runs
+from tidegate.bench.running import Job
 from tidegate.bench.slo import Slo
 from tidegate.cli import bench_options as options
 from tidegate.cli.bench_asked import (
+    NOTHING,
     Asked,
     asked_for,
-    check,
-    extra_fields,
+    coming_of,
+    command_line,
     how_requests_come,
-    read_key,
+    now,
     room,
     this_machine,
     where,
     writable,
 )
-from tidegate.cli.bench_load import Learnt, learn, measure, write
+from tidegate.cli.bench_load import Learnt, learn, write
 from tidegate.cli.data_folder import data_folder
-from tidegate.cli.trial_engines import TrialEngines, TrialError, one_engine, pool_of
+from tidegate.cli.trial_engines import TrialEngines, one_engine, pool_of
+from tidegate.cli.turns import Rounds, Stoppable
 from tidegate.config import Settings
 from tidegate.control.plan import ReplicaSpec
-from tidegate.errors import EngineError, OperatorError, SettingError
+from tidegate.errors import OperatorError, SettingError
 from tidegate.http import Endpoint
 
 PRESET: Final = "preset:"
@@ -64,105 +61,54 @@ class Contender:
 
 
 @dataclass
-class Turns:
-    """The turns of a comparison, one after the other. `stop` ends the one that goes on, and tells what there is."""
+class Contest:
+    """Who is compared, and under what."""
 
     contenders: Sequence[Contender]
+    engines: TrialEngines | None
+    """None where all run already."""
     asked: Asked
     endpoint: Callable[[str], Callable[[], Endpoint]]
     job: "partial[Job]"
     seed: int
     timeout_s: float
-    stopped: bool = False
-    faults: dict[int, TrialError] = field(default_factory=dict)
-    """By number of the contender: it is not asked again."""
+    going: Stoppable = field(default_factory=Stoppable)
     notes: list[str] = field(default_factory=list)
-    _engines: TrialEngines | None = None
     _specs: dict[int, ReplicaSpec] = field(default_factory=dict)
     _learnt: dict[int, Learnt] = field(default_factory=dict)
-    _runs: Runs | None = None
-    _task: "asyncio.Task[list[list[Run | None]]] | None" = None
 
-    def stop(self) -> None:
-        """Ctrl-C."""
-        self.stopped = True
-        if self._runs is not None:
-            self._runs.stop()
-        elif self._task is not None:
-            self._task.cancel()  # an engine is about to start, or to end
+    async def run(self, rounds: Rounds) -> None:
+        """All turns, or those until it is stopped. Raises OperatorError where a model is not to be had."""
+        await self.going.finish(self._run(rounds))
 
-    async def run(self, rounds: int) -> list[list[Run | None]]:
-        """The runs by contender and round. Raises OperatorError where a contender's model or server is not to be had."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self.stop)
-        loop.add_signal_handler(signal.SIGTERM, self.stop)
-        found: list[list[Run | None]] = [[None] * rounds for _ in self.contenders]
-        self._task = loop.create_task(self._run(found, rounds))
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if not self.stopped:
-                raise
-            return found
+    async def _run(self, rounds: Rounds) -> None:
+        for place, one in enumerate(self.contenders):
+            if self.engines is not None and one.settings is not None:
+                self._specs[place] = await self.engines.spec(one.settings)
+        await rounds.take(self._turn, lambda: self.going.stopped)
 
-    async def _run(self, found: list[list[Run | None]], rounds: int) -> list[list[Run | None]]:
-        await self._prepare()
-        for number, arm in turns(len(self.contenders), rounds):
-            if self.stopped:
-                break
-            if arm in self.faults:
-                continue
-            told = f"round {number + 1} of {rounds}: {self.contenders[arm].name}"
-            print(told, file=sys.stderr, flush=True)
-            try:
-                found[arm][number] = await self._turn(arm, number)
-            except TrialError as error:
-                self.faults[arm] = error
-            except (EngineError, OperatorError) as error:  # it does not answer, or not what it is asked
-                self.faults[arm] = TrialError(str(error), no_memory=False)
-        return found
-
-    async def _prepare(self) -> None:
-        ours = {arm: one.settings for arm, one in enumerate(self.contenders) if one.settings is not None}
-        if ours:
-            home = data_folder()
-            home.create()
-            self._engines = TrialEngines(home)
-            for arm, settings in ours.items():
-                self._specs[arm] = await self._engines.spec(settings)
-
-    async def _turn(self, arm: int, number: int) -> Run | None:
+    async def _turn(self, place: int, number: int) -> Run:
         """The same requests for each contender of a round: they follow from the seed and its number."""
-        async with self._reached(arm) as (make, pid, asked):
-            learnt = self._learnt.get(arm)
+        async with self._reached(place) as (make, pid, asked):
+            learnt = self._learnt.get(place)
             if learnt is None:
-                learnt = self._learnt[arm] = await learn(make(), asked, self.timeout_s)
+                learnt = self._learnt[place] = await learn(make(), asked, self.timeout_s)
                 self.notes += [note for note in learnt.notes if note not in self.notes]
-            job = partial(self.job, endpoint=make, pid=pid, seed=self.seed + number)
-            try:
-                runs = await measure(make(), asked, learnt, job, self.seed + number, begun=self._begun)
-            finally:
-                self._runs = None
-        return runs.done[0] if runs.done else None
-
-    def _begun(self, runs: Runs) -> None:
-        self._runs = runs
+            seed = self.seed + number
+            job = partial(self.job, endpoint=make, pid=pid, seed=seed)
+            return await self.going.load(make(), asked, learnt, job, seed)
 
     @asynccontextmanager
-    async def _reached(self, arm: int) -> AsyncIterator[tuple[Callable[[], Endpoint], int | None, Asked]]:
+    async def _reached(self, place: int) -> AsyncIterator[tuple[Callable[[], Endpoint], int | None, Asked]]:
         """Where a contender is, its process, and what it is asked; an engine of ours for as long as it takes."""
-        one = self.contenders[arm]
-        if self._engines is None or arm not in self._specs:
-            make = self.endpoint(one.url)
+        if self.engines is None or place not in self._specs:
+            make = self.endpoint(self.contenders[place].url)
             at = make()
             yield make, use.listening(at.host, at.port), self.asked
             return
-        async with self._engines.running(self._specs[arm], f"trial-{LETTERS[arm].lower()}") as engine:
-            yield (
-                self.endpoint(engine.url),
-                engine.pid,
-                replace(self.asked, model=engine.served_name, api_key=engine.api_key),
-            )
+        async with self.engines.running(self._specs[place], f"trial-{LETTERS[place].lower()}") as engine:
+            asked = replace(self.asked, model=engine.served_name, api_key=engine.api_key)
+            yield self.endpoint(engine.url), engine.pid, asked
 
 
 def contenders(written: Sequence[str], engine: str, model: str) -> list[Contender]:
@@ -184,6 +130,8 @@ def _contender(place: int, text: str, engine: str, model: str) -> Contender:
         preset = what.removeprefix(PRESET)
         if engine != "vllm":
             raise SettingError(what, "presets are vLLM's", hint=f"give a file with the options of {engine}")
+        if not model:
+            raise SettingError(what, "is a preset for some model", hint="name it with --model")
         settings = pool_of(engine, model, {"preset": preset})
         return Contender(name if named else preset, f"{engine} with {model}, preset {preset}", settings=settings)
     file = Path(what)
@@ -249,22 +197,14 @@ def compare(  # noqa: PLR0917 - typer reads options from the signature
     if not 2 <= len(written) <= len(LETTERS):
         raise OperatorError("say what to compare: A B, or A B C", hint="tidegate bench compare --help")
     compared = contenders(written, engine, model)
-    replayed = trace.load(trace_, speed) if trace_ is not None else trace.Trace([], [])
-    coming = Coming(
-        arrivals=arrivals.parse(arrivals_),
-        rate=rate,
-        trace=tuple(replayed.arrivals),
-        users=concurrency,
-        seconds=30.0 if seconds is None and requests is None and not replayed.arrivals else seconds,
-        requests=requests,
-        warmup_s=warmup,
-    )
-    check(coming)
+    replayed = trace.load(trace_, speed) if trace_ is not None else NOTHING
+    coming = coming_of(
+        how=arrivals_, rate=rate, replayed=replayed, users=concurrency, seconds=seconds, requests=requests, warmup_s=warmup
+    )  # fmt: skip
     writable(json_, markdown, html)
     asked = asked_for(
-        workload_, input_, output, model, workload.COMPLETIONS if completions else workload.CHAT, stream=stream,
-        api_key=read_key(api_key_file), extra=extra_fields(extra, ignore_eos=ignore_eos), classes=workload.classes(class_ or ()),
-        prefix=workload.Prefix.parse(shared_prefix) if shared_prefix else None,
+        workload_, prompt=input_, output=output, model=model, completions=completions, stream=stream, api_key_file=api_key_file,
+        extra=extra, ignore_eos=ignore_eos, class_=class_ or (), shared_prefix=shared_prefix,
     )  # fmt: skip
     bounds = Slo.parse(slo) if slo else None
     for one in compared:
@@ -276,34 +216,36 @@ def compare(  # noqa: PLR0917 - typer reads options from the signature
         count_events=count_events, gpus=watch.gpus if watch is not None else None,
     )  # fmt: skip
     before = os.getloadavg()[0]
-    going = Turns(
-        compared,
-        asked,
-        lambda url: where(url, ca_file, insecure=insecure and url.startswith("https")),
-        job,
-        seed,
-        timeout,
-    )
-    found = uvloop.run(going.run(rounds))
-    if watch is not None:
-        watch.end()
-    arms = [
-        Arm(one.name, one.what, runs, str(going.faults.get(place, "")), getattr(going.faults.get(place), "no_memory", False))
-        for place, (one, runs) in enumerate(zip(compared, found, strict=True))
-    ]  # fmt: skip
+    rounds_ = Rounds([one.name for one in compared], rounds)
+    with ExitStack() as stack:
+        ours = any(one.settings is not None for one in compared)
+        engines = stack.enter_context(TrialEngines.held(data_folder())) if ours else None
+        if watch is not None:
+            stack.callback(watch.end)
+        contest = Contest(
+            compared,
+            engines,
+            asked,
+            lambda url: where(url, ca_file, insecure=insecure and url.startswith("https")),
+            job,
+            seed,
+            timeout,
+        )
+        uvloop.run(contest.run(rounds_))
+    arms, stopped = rounds_.arms([one.what for one in compared]), contest.going.stopped
     comparison = Comparison(
         tidegate=__version__,
-        command=shlex.join(["tidegate", "bench", *sys.argv[2:]]),
-        date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=command_line(),
+        date=now(),
         machine=this_machine(before),
         load=how_requests_come(coming, arrivals_),
         workload=asked.words,
         slo=str(bounds or ""),
         rounds=rounds,
-        partial=going.stopped,
+        partial=stopped,
         arms=arms,
         verdicts=verdicts(arms),
-        notes=[*replayed.notes, *going.notes],
+        notes=[*replayed.notes, *contest.notes],
     )
     print(comparison_text.preset_table(comparison) if preset_table else comparison_text.table(comparison), end="")
     if preset_table:
@@ -311,7 +253,7 @@ def compare(  # noqa: PLR0917 - typer reads options from the signature
     write(json_, msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n")
     write(markdown, comparison_text.markdown(comparison).encode())
     write(html, comparison_text.page(comparison).encode())
-    if going.stopped:
+    if stopped:
         raise typer.Exit(130)  # 128 + SIGINT, as shells say it
     if sum(any(one and one.answered for one in arm.runs) for arm in arms) < 2:
         raise typer.Exit(1)

@@ -1,8 +1,8 @@
 """Engines started for a trial: one, for as long as it is measured, and ended to its last process whatever happens."""
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,10 @@ from tidegate.cli.vllm_parts import VllmParts
 from tidegate.config import PoolSettings, Settings, hub_environment, load, terminal_language
 from tidegate.control.launch import HOME_VARIABLE, NAME_VARIABLE
 from tidegate.control.plan import ReplicaSpec, make_plan, sources, with_defaults
+from tidegate.control.state import Lock
 from tidegate.engines.base import EngineFacts
 from tidegate.engines.known_faults import EngineName, lacks_memory
-from tidegate.errors import EngineStartError, ModelError, SettingError
+from tidegate.errors import EngineError, EngineStartError, ModelError, SettingError
 from tidegate.fleet import local
 from tidegate.home import Home
 from tidegate.models.hubs import hubs_for
@@ -39,7 +40,7 @@ class Running:
     facts: EngineFacts
 
 
-class TrialError(Exception):
+class TrialError(EngineError):
     """An engine that did not come to answer; `no_memory` where its sizes were too large, which is a result."""
 
     def __init__(self, cause: str, *, no_memory: bool, log_tail: Sequence[str] = ()) -> None:
@@ -74,6 +75,19 @@ class TrialEngines:
     """Starts them, with files and logs in a data folder."""
 
     home: Home
+
+    @classmethod
+    @contextmanager
+    def held(cls, home: Home) -> "Iterator[TrialEngines]":
+        """While nothing else runs with the data folder: `tidegate up` and a trial would each take the other's machine, and
+        be measured with it. Raises HomeLockedError, OperatorError.
+        """
+        home.create()
+        lock = Lock.acquire(home)
+        try:
+            yield cls(home)
+        finally:
+            lock.release()
 
     async def spec(self, settings: Settings) -> ReplicaSpec:
         """What is to be started; its model is fetched where it is not here yet. Raises OperatorError."""

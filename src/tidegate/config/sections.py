@@ -264,7 +264,7 @@ class PoolSettings(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$", examples=["default"])
     """The name; its replicas are called NAME-0, NAME-1 …"""
-    model: str = Field(examples=["ernie-4.5-0.3b"])
+    model: str = Field(min_length=1, examples=["ernie-4.5-0.3b"])
     """Name of a [[model]], or of the catalogue."""
     engine: Literal["llamacpp", "vllm", "external", "fake"] = "llamacpp"
     """"llamacpp" or "vllm" (run here), "external" (runs already, at `urls`) or "fake"."""

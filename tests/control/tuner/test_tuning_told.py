@@ -3,6 +3,7 @@
 import msgspec
 
 from tidegate.bench.comparing import Verdict
+from tidegate.control.report import chapters
 from tidegate.control.tuner import llamacpp_space, page
 from tidegate.control.tuner.profile import Profile, keep, profile_file
 from tidegate.control.tuner.search import Found
@@ -37,10 +38,19 @@ def test_what_was_interrupted_is_called_partial_and_random_search_stands_beside(
 def test_a_profile_belongs_to_a_model_a_machine_and_an_engine_version_and_is_for_its_owner_alone(tmp_path):
     file = profile_file(tmp_path / "profiles", "ERNIE-4.5-0.3B", KEY.machine, KEY.engine)
     assert file.name == "ernie-4.5-0.3b--cpu-2--llamacpp-1.json"
-    profile = Profile(KEY, "today", {"slots": 4}, {"present": {"goodput_per_s": Verdict(1.5, 1.3, 1.7, 5)}})
+    profile = Profile(
+        "m", KEY, "today", {"slots": 4}, {"up": {"goodput_per_s": Verdict(1.5, 1.3, 1.7, 5)}}, 155.0, 98.0
+    )
     keep(file, profile)
     assert msgspec.json.decode(file.read_bytes(), type=Profile) == profile
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_the_report_reads_what_tuning_has_kept(tmp_path):
+    file = tmp_path / "m.json"
+    keep(file, Profile("m", KEY, "today", {"slots": 4}, {}, 155.0, 98.0))
+    read = msgspec.json.decode(file.read_bytes(), type=chapters.Profile)
+    assert (read.name, read.tokens_per_s, read.default_tokens_per_s) == ("m", 155.0, 98.0)
 
 
 def test_the_engines_own_defaults_are_in_the_space_of_every_machine():

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -14,13 +13,19 @@ from tidegate.home import write_private
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a pool that won."""
+    """Options of a pool that won; `tidegate report --profile` reads it, too."""
 
+    name: str
+    """Of the model."""
     key: Key
     date: str
     options: dict[str, Value]
-    proof: dict[Literal["present", "defaults"], dict[str, Verdict]]
-    """By figure, as multiples of the present settings and of the engine's defaults."""
+    proof: dict[str, dict[str, Verdict]]
+    """By figure, as multiples of what `up` ships (`up`) and of the engine's own (`defaults`)."""
+    tokens_per_s: float | None
+    """Of answers, under the load it was tuned on."""
+    default_tokens_per_s: float | None
+    """Likewise, with the engine's defaults."""
 
 
 def profile_file(profiles: Path, model: str, machine: str, engine: str) -> Path:
