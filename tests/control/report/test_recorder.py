@@ -1,17 +1,28 @@
 """Reports of several gateways become one sample a minute, whatever the disk does."""
 
+import msgspec
 import structlog
 from structlog.testing import capture_logs
 
 from tidegate.control.report.recorder import MOST_WAITING, Recorder
 from tidegate.control.report.samples import ClassSample, Gathering, TenantSample, quantile, share_within
 from tidegate.control.sums import ReplicaSum, Sums
+from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS
 from tidegate.types import DataReport, GpuReport, Outcome, ProcessId, Spread, UsageCount
+
+
+def seconds(*counts):
+    return counts + (0,) * (len(BUCKETS_S) + 1 - len(counts))
+
+
+def tokens(*counts):
+    return counts + (0,) * (len(BUCKETS_TOKENS) + 1 - len(counts))
 
 
 def report(pid=1, tenant="t", requests=2):
     usage = UsageCount("2026-12-01", tenant, "batch", "m", Outcome.DONE, requests, 10 * requests, requests, 1.5)
-    spread = Spread("batch", (0, requests), (requests, 0), (requests, 0), (requests, 0), (0, requests), 3)
+    none, low = seconds(0, requests), seconds(requests)
+    spread = Spread("batch", none, low, low, tokens(requests), tokens(0, requests), 3)
     return DataReport(ProcessId(pid, 1), 1, 0, 0, {}, (), usage=(usage,), spreads=(spread,))
 
 
@@ -25,9 +36,19 @@ def test_several_gateways_are_added_up():
     for one in (report(1), report(2), report(2, tenant="u")):
         gathering.add(one)
     sample = gathering.take(100.0, 60.0)
-    assert sample.classes == {"batch": ClassSample({"done": 6}, 9, (0, 6), (6, 0), (6, 0), (6, 0), (0, 6))}
+    all_six = ClassSample({"done": 6}, 9, seconds(0, 6), seconds(6), seconds(6), tokens(6), tokens(0, 6))
+    assert sample.classes == {"batch": all_six}
     assert sample.tenants == {"t": TenantSample(4, 40, 4, 3.0), "u": TenantSample(2, 20, 2, 1.5)}
     assert gathering.take(160.0, 60.0).classes == {}
+
+
+def test_a_gateway_with_other_bounds_is_counted_without_them():
+    gathering, odd = Gathering(), report()
+    spread = msgspec.structs.replace(odd.spreads[0], first_s=(1, 2, 3))
+    gathering.add(report())
+    gathering.add(msgspec.structs.replace(odd, spreads=(spread,)))
+    batch = gathering.take(0.0, 60.0).classes["batch"]
+    assert (batch.requests, batch.refused, batch.first_s) == ({"done": 4}, 3, seconds(0, 2))
 
 
 def test_looks_count_by_the_time_that_they_stand_for():

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from tidegate.control.sums import Sums
+from tidegate.gateway.metrics import BUCKETS_S, BUCKETS_TOKENS
 from tidegate.gateway.usage_sums import OTHER
-from tidegate.types import DataReport
+from tidegate.types import DataReport, Spread
 
 TENANTS_MAX: Final = 200
 """In one sample; the others are added up as `other`."""
@@ -99,7 +100,7 @@ class Gathering:
             )
             klass = ClassSample(requests={one.outcome.value: one.requests})
             self._classes[one.klass] = added(self._classes.get(one.klass, ClassSample()), klass)
-        for spread in report.spreads:
+        for spread in filter(_known, report.spreads):
             klass = ClassSample(
                 {},
                 spread.refused,
@@ -146,6 +147,13 @@ class Gathering:
         )
         self._begin()
         return sample
+
+
+def _known(spread: Spread) -> bool:
+    """Whether it has the bounds that are known here; a gateway of another release may have others."""
+    seconds = (spread.first_s, spread.duration_s, spread.queue_s)
+    tokens = (spread.prompt_tokens, spread.answer_tokens)
+    return {*map(len, seconds)} == {len(BUCKETS_S) + 1} and {*map(len, tokens)} == {len(BUCKETS_TOKENS) + 1}
 
 
 def _mean(looks: Sequence[tuple[float, float]]) -> float:
